@@ -100,6 +100,24 @@ for metrics in Repo({str(where)!r}).query_metrics("metric.name == 'x'", report_m
         seen = self.given(tmp_path, "tracker.write([Point({'x': 1.5}, 3, 1234.25)])")
         assert seen["x"] == [[[3], [1.5], [1234.25]]]
 
+    def test_a_batch_leaves_what_its_points_leave_one_by_one(self, tmp_path: Path) -> None:
+        done = self.open(tmp_path, """
+            from aim.storage.context import Context
+            values = [(0, 1.5), (1, float('nan')), (2, 7), (3, -2.0), (5, 9.0), (4, 8.0), (5, 3.0), (6, float('inf')), (7, 0.0)]
+            values += [(step, step / 7) for step in range(8, 300)] + [(300, True), (302, 2.0), (305, 1)]
+            for name, many in (('together', [values]), ('alone', [[value] for value in values])):
+                for batch in many:
+                    tracker.write([Point({name: value}, step, 1.0 + step, {'context': {'of': 'val'}, 'epoch': 3}) for step, value in batch])
+            idx, run = Context({'of': 'val'}).idx, tracker.writer
+            def left(name):
+                arrays = run.series_run_trees[2].subtree((idx, name))
+                return repr([run.meta_run_tree.collect(('traces', idx, name)),
+                             *(sorted(arrays.subtree(one).items()) for one in ('step', 'val', 'epoch', 'time'))])
+            assert len(run.meta_run_tree.collect(('traces', idx, 'alone'))) > 6
+            assert left('together') == left('alone'), (left('together'), left('alone'))
+        """)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+
     def test_an_empty_name_does_not_break_the_run(self, tmp_path: Path) -> None:
         seen = self.given(tmp_path, """
             tracker.write([Point({'': 1.0, 'x': 2.0}, 0, 1.0)])

@@ -72,6 +72,22 @@ print(len(history), [len(rows) for rows in history.values()], latest["step"], li
         wanted = {"a": {"_": 5, "x": 50.0, "a": {"a": 1.0}}, "b": {"_": 5, "c": -2}, "step_": 7, "step": 5}
         assert latest == wanted
 
+    def test_rows_of_a_batch_keep_their_order_even_in_a_deleted_table(self, tmp_path: Path) -> None:
+        done = self.given(tmp_path, """
+            values = [1.5, float("nan"), "word", 2, True, -0.0, 1e300]
+            for first in (0, 10):
+                tracker.write([Point({"x": value, "y": float(i)}, first + i, 1.0) for i, value in enumerate(values)])
+            tracker.settle()
+            Path(tracker.live.plots_dir, "metrics", "y.tsv").unlink()
+            tracker.write([Point({"y": float(i)}, i, 1.0) for i in (20, 21, 22)])
+        """)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        texts = ["1.5", "nan", "word", "2", "True", "-0.0", "1e+300"]
+        assert tables(self.own(tmp_path)) == {
+            "x": [[str(first + i), text] for first in (0, 10) for i, text in enumerate(texts)],
+            "y": [["20", "20.0"], ["21", "21.0"], ["22", "22.0"]],
+        }
+
     def test_names_cannot_lead_out_of_the_folder(self, tmp_path: Path) -> None:
         keys = ["../../out", "/" + str(tmp_path / "out"), "a//b", "", "100%", "%2E", "%_", "é\n", "step", "step_", "train/step"]
         done = self.given(tmp_path, f"""

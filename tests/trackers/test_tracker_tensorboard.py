@@ -48,6 +48,15 @@ class TestTensorBoard(TrackerContract):
             runs=len(runs),
         )
 
+    def test_the_numbers_of_a_point_are_one_event(self, tmp_path: Path) -> None:
+        self.delivered(tmp_path, "for i in range(5): run.log({'a': i, 'b/c': -0.5 * i, 'note': 'text', 'd': i > 2}, step=2 * i)")
+        from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+        events = [e for file in (tmp_path / "runs").rglob("events.out*") for e in LegacyEventFileLoader(str(file)).Load()]
+        found = [(e.step, {v.tag: v.simple_value for v in e.summary.value if v.HasField("simple_value")}) for e in events]
+        assert [one for one in found if one[1]] == [(2 * i, {"a": i, "b/c": -0.5 * i, "d": i > 2}) for i in range(5)]
+        assert len({e.wall_time for e in events if len(e.summary.value) == 3}) == 5, "the time of each call"
+
     def test_sounds_arrive_sample_by_sample_with_all_channels(self, tmp_path: Path) -> None:
         self.delivered(tmp_path, """
             import numpy as np

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import importlib
 import inspect
 import json
@@ -47,6 +48,9 @@ LOOK_SECONDS = 0.2
 RESTARTS = 5  # of a relay that keeps dying; one that ran for RECOVERED_SECONDS starts again from zero
 RECOVERED_SECONDS = 600.0
 RESTART_SECONDS = 2.0  # before the second restart in a row, doubled each time
+GARBAGE = (
+    50_000  # new objects between searches for cycles: at Python's 700, what libraries import and hold is searched all the time
+)
 OWN = {"notify": "fanfold.notify.destination:NotifyDestination"}  # destinations of ours that are not trackers
 _RANKS = frozenset(
     "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK ROLE_RANK NODE_RANK MASTER_ADDR MASTER_PORT "
@@ -327,6 +331,7 @@ def serve(
     relay that took over earlier would query the destination too soon and send the same points again.
     """
     last = last or at_exit()
+    gc.set_threshold(GARBAGE)
     options, arguments = split_options(kwargs)
     cursor = cursor_of(run, name, kwargs)
     hurry = hurry or threading.Event()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from ..errors import notices, outcome
 
 BUILD_SECONDS = 60.0  # a repository without a version, unchanged for this long, was left behind by a kill
+Row = tuple[int, float, float, Any]  # step, value, time, epoch
 EXACT = 1 << 53  # Aim hashes a point's step as a float: beyond this, neighbouring steps would collide
 
 
@@ -108,11 +110,45 @@ def index(repo: Any, run_hash: str) -> None:
         )
 
 
-def stored(run: Any, name: str, step: int, context: Mapping[str, Any]) -> Any:
-    """Return the stored value of a name at a step, or None."""
+def series_of(run: Any, name: str, context: Mapping[str, Any]) -> Any:
+    """Return what Aim knows of a series in an open run; None before its first value."""
     from aim.storage.context import Context
 
-    known = run._tracker.sequence_infos.get((Context(dict(context)).idx, name))  # noqa: SLF001 - readers do not see open runs
+    return run._tracker.sequence_infos.get((Context(dict(context)).idx, name))  # noqa: SLF001 - readers do not see open runs
+
+
+def continues(series: Any, value: Any, step: int) -> bool:
+    """Return whether a point is one more number of a series of numbers, of which Aim has its type and its first step."""
+    kind = type(value).__name__
+    return kind in ("float", "int") and series.dtype in (kind, "number") and series.version == 2 and step >= 0
+
+
+def track_together(run: Any, series: Any, name: str, context: Mapping[str, Any], rows: Sequence[Row]) -> None:
+    """Track points of one series, in the order of their steps, as `Run.track` does one by one.
+
+    For each point Aim also writes down the last, highest and lowest value of its series, and deletes what was at its step. So the
+    points with these values take Aim's way, and the others are put into its four arrays, each as a whole.
+    """
+    from aim.storage.encoding import encode_path
+    from aim.storage.treeutils import encode_tree
+
+    numbers = [row for row in rows if row[1] == row[1]] or rows[-1:]  # Aim's extremes leave out NaN
+    told = {id(row) for row in (rows[-1], max(numbers, key=itemgetter(1)), min(numbers, key=itemgetter(1)))}
+    for step, value, moment, epoch in (row for row in rows if id(row) in told):
+        run._tracker._track(value, moment, name, step, epoch, context=context)  # noqa: SLF001 - as Run.track() does
+    rest = [(encode_path((series.step_hash_fn(row[0]),)), row) for row in rows if id(row) not in told]
+    for at, view in enumerate((series.step_view, series.val_view, series.time_view, series.epoch_view)):
+        container = view.tree.container
+        batch = container.batch()
+        for path, row in rest:
+            for key, stored_value in encode_tree(row[at]):
+                container.set(path + key, stored_value, store_batch=batch)
+        container.commit(batch)
+
+
+def stored(run: Any, name: str, step: int, context: Mapping[str, Any]) -> Any:
+    """Return the stored value of a name at a step, or None."""
+    known = series_of(run, name, context)
     if known is None or not known.initialized:
         return None
     try:

@@ -14,12 +14,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..plain import plain
-from ._aim_repo import EXACT, hash_exactly, index, opened, place_of, reserved, stored
-from .base import Alert, Identity, Point, Refused, on_main_process
+from ._aim_repo import EXACT, Row, continues, hash_exactly, index, opened, place_of, reserved, series_of, stored, track_together
+from .base import Alert, Identity, Point, Refusal, Refused, on_main_process
 from .destination import LEFT_OUT, Destination, Item, kind_of
 from .face import Tracker
 from .tools import mapped, markdown, small_integer
 
+Place = tuple[str, str]  # a series: its name, and its context as JSON
 EMPTY = "(empty)"  # an empty name or key makes the whole run unreadable for Aim
 _QUIET = {"system_tracking_interval": None, "log_system_params": False, "capture_terminal_logs": False}
 
@@ -41,11 +42,14 @@ class Aim(Destination):
         self.artifacts_uri: str | None = self.init_kwargs.pop("artifacts_uri", None)
         self._tags: set[str] = set()
         self._facts: dict[str, Any] = {}
-        self._high: dict[tuple[str, str], int] = {}
+        self._high: dict[Place, int] = {}
+        self._series: dict[Place, tuple[Any, Mapping[str, Any]]] = {}  # what Aim knows of series begun here, and their contexts
+        self._waiting: dict[Place, list[Row]] = {}  # numbers of the batch that are still to be tracked
         self._alerts: dict[tuple[float, str], int] | None = None  # their places among the log records, by time and text
 
     def open(self, identity: Identity | None, remote: str | None = None) -> None:
         super().open(identity, remote)
+        self._series = {}
         if identity is not None:
             self._note(run=identity.run_id, status="running")
         self.run.name = identity.name if identity is not None and self.run_name == identity.project else self.run_name
@@ -135,6 +139,19 @@ class Aim(Destination):
         if self.run.repo.is_remote_repo:
             self.run.repo._client.get_queue().wait_for_finish()  # noqa: SLF001 - Run.close() waits for the same
 
+    def write(self, points: Sequence[Point]) -> Sequence[Refusal]:
+        """Track a batch series by series: what Aim writes down beside a point, it needs only once for many."""
+        self._waiting = {}
+        refused = super().write(points)
+        for place in tuple(self._waiting):
+            self._track_waiting(place)
+        return refused
+
+    def _track_waiting(self, place: Place) -> None:
+        if place in self._waiting:
+            series, context = self._series[place]
+            track_together(self.run, series, place[0], context, self._waiting.pop(place))
+
     def add(self, key: str, value: Any, point: Point) -> None:
         made = self.convert(key, value, point)
         if made is not LEFT_OUT:
@@ -160,20 +177,25 @@ class Aim(Destination):
         context, epoch = given.get("context"), given.get("epoch")
         # Aim would number the steps itself, and a resent point would become another one.
         step = point.step if point.step is not None else int(point.time * 1000)
-        self._check_repeat(name, value, step, context or {})
+        place = (name, json.dumps(context, sort_keys=True, default=str) if context else "{}")
+        high = self._high.get(place, step - 1)
+        self._high[place] = max(high, step)
+        if high < step <= EXACT and place in self._series and continues(self._series[place][0], value, step):
+            self._waiting.setdefault(place, []).append((step, value, point.time, epoch))
+            return
+        self._track_waiting(place)
+        if step <= high:
+            self._check_repeat(name, value, step, context or {})
         if abs(step) > EXACT:
             hash_exactly(self.run, name, value, context or {})
         # track() would stamp the time of delivery, which may be hours after the call.
         tracker = self.run._tracker  # noqa: SLF001 - no public way to set the time
         tracker._track(value, point.time, name, step, epoch, context=context)  # noqa: SLF001
+        if not self.run.repo.is_remote_repo:
+            self._series[place] = (series_of(self.run, name, context or {}), context or {})
 
     def _check_repeat(self, name: str, value: Any, step: int, context: Mapping[str, Any]) -> None:
-        """Warn once per name that a step gets a second value. Only a step not above the highest so far is looked up."""
-        place = (name, json.dumps(context, sort_keys=True, default=str))
-        high = self._high.get(place)
-        self._high[place] = step if high is None else max(high, step)
-        if high is None or step > high:
-            return
+        """Warn once per name that a step gets a second value; a step above the highest so far cannot have one."""
         before = stored(self.run, name, step, context)
         if before is not None and _differs(before, value):
             self.warn_repeat(name, step)

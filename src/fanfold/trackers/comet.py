@@ -168,9 +168,14 @@ class Comet(Destination):
             self.run.set_step(step)
         return super().record(values, step, kwargs)
 
-    def number(self, key: str, value: float, point: Point) -> None:
-        number = int(value) if isinstance(value, bool) else value  # a bool would be stored as text
-        self.run.log_metric(_name(key), number, step=point.step, **point.kwargs)
+    def write(self, points: Sequence[Point]) -> Sequence[Refusal]:
+        """Log the numbers of a point in one call: with a step, each call records it as a parameter of the experiment."""
+        return self.write_rows(points, self._log_row)
+
+    def _log_row(self, numbers: dict[str, float], point: Point) -> None:
+        # A bool would be stored as text.
+        row = {_name(key): int(value) if isinstance(value, bool) else value for key, value in numbers.items()}
+        self.run.log_metrics(row, step=point.step, **point.kwargs)
 
     def take_text(self, item: Item) -> None:
         if isinstance(item.value, str):

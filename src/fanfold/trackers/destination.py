@@ -182,6 +182,18 @@ class Destination:
                     refused.append(Refusal(index, key, str(why)))
         return refused
 
+    def write_rows(self, points: Sequence[Point], row: Callable[[dict[str, float], Point], Any]) -> Sequence[Refusal]:
+        """Send points as `write` does, but the numbers of each all at once, by `row`."""
+        refused: list[Refusal] = []
+        for index, point in enumerate(points):
+            numbers = {key: value for key, value in point.values.items() if isinstance(value, (bool, int, float))}
+            if numbers:
+                row(numbers, point)
+            if len(numbers) < len(point.values):
+                others = point._replace(values={key: value for key, value in point.values.items() if key not in numbers})
+                refused += [one._replace(point=index) for one in Destination.write(self, [others])]
+        return refused
+
     def add(self, key: str, value: Any, point: Point) -> None:
         """Send one value of a point, or raise Refused before any of it is sent."""
         if isinstance(value, (bool, int, float)):

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import FanfoldError
 from ..plain import plain
-from ._dvclive_files import ITSELF, clashes, file_name, key_of, mend, replace_json, rows, summarise
+from ._dvclive_files import ITSELF, append_rows, clashes, file_name, key_of, mend, replace_json, rows, summarise
 from .base import Identity, Point, Refusal, Refused, flat_config
 from .destination import Destination, Item
 from .face import Tracker
@@ -38,6 +38,8 @@ class DVCLive(Destination):
         super().__init__(run_name, **kwargs)
         self.run = self.given = live  # the user's object, with the user's folder and settings
         self._pictured: dict[str, str] = {}
+        self._begun: set[str] = set()  # tables that DVCLive has written a row of
+        self._rows: dict[str, list[tuple[int, float]]] = {}  # by name: numbers of the batch that are still to be written
 
     def begin(self, identity: Identity | None, remote: str | None) -> Any:
         from dvclive import Live
@@ -95,6 +97,26 @@ class DVCLive(Destination):
         self.run.next_step()
         return refused
 
+    def write(self, points: Sequence[Point]) -> Sequence[Refusal]:
+        """Append a batch's numbers to each table at once: DVCLive opens the file again for every row."""
+        self._rows = {}
+        refused = super().write(points)
+        for name in tuple(self._rows):
+            self._append(name)
+        return refused
+
+    def _append(self, name: str) -> None:
+        """Write the rows of a table that wait; the last one goes through DVCLive, and becomes the latest value."""
+        now, waiting = self.run.step, self._rows.pop(name)
+        table = Path(self.run.plots_dir, "metrics", f"{name}.tsv")
+        if table.exists():  # otherwise someone has deleted it, and DVCLive begins it again
+            append_rows(table, waiting[:-1])
+            del waiting[:-1]
+        for step, value in waiting:
+            self.run.step = step
+            self._log(name, value)
+        self.run.step = now
+
     def add(self, key: str, value: Any, point: Point) -> None:
         if point.step is not None:
             self.run.step = point.step
@@ -104,13 +126,24 @@ class DVCLive(Destination):
         name = file_name(key)
         if name != key:
             self.warn_renamed(key, name, "a name is the path of a file there, and `step` is a column of its own")
+        if name in self._begun and isinstance(value, (int, float)) and not point.kwargs:
+            self._rows.setdefault(name, []).append((self.run.step, value))
+            return
+        if name in self._rows:
+            self._append(name)
+        arguments = self.arguments(point)
         try:
-            if clashes(self.run.summary, name.split("/")):
-                self._add_beside(name, value)
-            else:
-                self.run.log_metric(name, value, **self.arguments(point))
+            self._log(name, value, **arguments)
         except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
             raise Refused(f"its file would be where a folder is needed, or the reverse ({error})") from error
+        if not arguments:  # `plot=False` writes no row
+            self._begun.add(name)
+
+    def _log(self, name: str, value: float | str, **arguments: Any) -> None:
+        if clashes(self.run.summary, name.split("/")):
+            self._add_beside(name, value)
+        else:
+            self.run.log_metric(name, value, **arguments)
 
     def take_text(self, item: Item) -> None:
         if len(item.text) >= csv.field_size_limit() or "\0" in item.text:

@@ -10,6 +10,7 @@ import os
 import time
 import wave
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from ..atomic import replace_text
 from ..journal.directory import encode_name
 from ..media import Image
 from ..plain import plain
-from .base import Identity, Point, flat_config, on_main_process
+from .base import Identity, Point, Refusal, flat_config, on_main_process
 from .destination import Destination, Item
 from .face import Tracker
 from .tools import markdown
@@ -113,6 +114,19 @@ class TensorBoard(Destination):
     def artifact(self, path: Path, name: str) -> None:
         self.run.add_text(f"artifact/{name}", f"`{path}` ({path.stat().st_size} bytes)")
 
+    def write(self, points: Sequence[Point]) -> Sequence[Refusal]:
+        """Write all numbers of a point as one event: an event costs about the same with one value and with ten.
+
+        In the user's process, libraries that follow `add_scalar` see one call for each number.
+        """
+        alone = self.identity is not None and not self.identity.live
+        if alone and type(self.run).__module__.startswith("torch.") and not any(point.kwargs for point in points):
+            return self.write_rows(points, self._add_row)
+        return super().write(points)
+
+    def _add_row(self, numbers: dict[str, float], point: Point) -> None:
+        self._add_summary([{"tag": key, "simple_value": float(value)} for key, value in numbers.items()], point)
+
     def number(self, key: str, value: float, point: Point) -> None:
         self.run.add_scalar(key, value, global_step=point.step, walltime=point.time, **point.kwargs)
 
@@ -147,18 +161,21 @@ class TensorBoard(Destination):
 
     def take_audio(self, item: Item) -> None:
         """Store the sound file unchanged, with all channels: `add_audio` takes one channel, as floats, and rounds it again."""
+        data, ext = item.content
+        channels, frames = _wav_size(data) if ext == "wav" else (0, 0)
+        sound = {
+            "sample_rate": float(item.value.sample_rate or 0), "num_channels": channels, "length_frames": frames,
+            "encoded_audio_string": data, "content_type": f"audio/{'mpeg' if ext == 'mp3' else ext}",
+        }  # fmt: skip
+        self._add_summary([{"tag": item.key, "audio": sound}], item.point)
+
+    def _add_summary(self, values: list[dict[str, Any]], point: Point) -> None:
         if type(self.run).__module__.startswith("tensorboardX"):
             from tensorboardX.proto.summary_pb2 import Summary
         else:
             from tensorboard.compat.proto.summary_pb2 import Summary
-        data, ext = item.content
-        channels, frames = _wav_size(data) if ext == "wav" else (0, 0)
-        sound = Summary.Audio(
-            sample_rate=float(item.value.sample_rate or 0), num_channels=channels, length_frames=frames,
-            encoded_audio_string=data, content_type=f"audio/{'mpeg' if ext == 'mp3' else ext}",
-        )  # fmt: skip
-        summary = Summary(value=[Summary.Value(tag=item.key, audio=sound)])
-        self.run._get_file_writer().add_summary(summary, item.step, item.point.time)  # noqa: SLF001 - as add_audio does
+        summary = Summary(value=values)
+        self.run._get_file_writer().add_summary(summary, point.step, point.time)  # noqa: SLF001 - as add_scalar does
 
 
 class TensorBoardTracker(Tracker):
