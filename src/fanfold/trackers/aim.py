@@ -15,7 +15,7 @@ from typing import Any
 
 from ..plain import plain
 from ._aim_repo import EXACT, Row, continues, hash_exactly, index, opened, place_of, reserved, series_of, stored, track_together
-from .base import Alert, Identity, Point, Refusal, Refused, on_main_process
+from .base import Alert, Identity, Point, Refused, on_main_process
 from .destination import LEFT_OUT, Destination, Item, kind_of
 from .face import Tracker
 from .tools import mapped, markdown, small_integer
@@ -44,7 +44,6 @@ class Aim(Destination):
         self._facts: dict[str, Any] = {}
         self._high: dict[Place, int] = {}
         self._series: dict[Place, tuple[Any, Mapping[str, Any]]] = {}  # what Aim knows of series begun here, and their contexts
-        self._waiting: dict[Place, list[Row]] = {}  # numbers of the batch that are still to be tracked
         self._alerts: dict[tuple[float, str], int] | None = None  # their places among the log records, by time and text
 
     def open(self, identity: Identity | None, remote: str | None = None) -> None:
@@ -139,18 +138,10 @@ class Aim(Destination):
         if self.run.repo.is_remote_repo:
             self.run.repo._client.get_queue().wait_for_finish()  # noqa: SLF001 - Run.close() waits for the same
 
-    def write(self, points: Sequence[Point]) -> Sequence[Refusal]:
-        """Track a batch series by series: what Aim writes down beside a point, it needs only once for many."""
-        self._waiting = {}
-        refused = super().write(points)
-        for place in tuple(self._waiting):
-            self._track_waiting(place)
-        return refused
-
-    def _track_waiting(self, place: Place) -> None:
-        if place in self._waiting:
-            series, context = self._series[place]
-            track_together(self.run, series, place[0], context, self._waiting.pop(place))
+    def numbers(self, place: Place, rows: Sequence[Row]) -> None:
+        """Track numbers of one series: what Aim writes down beside a point, it needs only once for many."""
+        series, context = self._series[place]
+        track_together(self.run, series, place[0], context, rows)
 
     def add(self, key: str, value: Any, point: Point) -> None:
         made = self.convert(key, value, point)
@@ -181,9 +172,9 @@ class Aim(Destination):
         high = self._high.get(place, step - 1)
         self._high[place] = max(high, step)
         if high < step <= EXACT and place in self._series and continues(self._series[place][0], value, step):
-            self._waiting.setdefault(place, []).append((step, value, point.time, epoch))
+            self.wait(place, (step, value, point.time, epoch))
             return
-        self._track_waiting(place)
+        self.send_waiting(place)
         if step <= high:
             self._check_repeat(name, value, step, context or {})
         if abs(step) > EXACT:

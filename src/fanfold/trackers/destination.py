@@ -113,6 +113,7 @@ class Destination:
     def __init__(self, run_name: Any = None, **kwargs: Any) -> None:
         self.run_name = run_name
         self.init_kwargs = kwargs
+        self._waiting: dict[Any, list[Any]] = {}
 
     @classmethod
     def unusable(cls) -> str | None:
@@ -173,6 +174,7 @@ class Destination:
         `Refused` guarantees that nothing did. This implementation sends value by value; a system that accepts whole points or
         batches overrides it and calls `converted`.
         """
+        self._waiting = {}
         refused = []
         for index, point in enumerate(points):
             for key, value in point.values.items():
@@ -180,7 +182,22 @@ class Destination:
                     self.add(key, value, point)
                 except Refused as why:
                     refused.append(Refusal(index, key, str(why)))
+        for place in tuple(self._waiting):
+            self.send_waiting(place)
         return refused
+
+    def wait(self, place: Any, row: Any) -> None:
+        """Keep a number until its batch is over, for a system that takes many numbers of one series at once."""
+        self._waiting.setdefault(place, []).append(row)
+
+    def send_waiting(self, place: Any) -> None:
+        """Send what waits for a series; called before its other values, so that a kill leaves the first ones, in order."""
+        if rows := self._waiting.pop(place, None):
+            self.numbers(place, rows)
+
+    def numbers(self, place: Any, rows: Sequence[Any]) -> None:
+        """Send the numbers of a series that waited."""
+        raise NotImplementedError
 
     def write_rows(self, points: Sequence[Point], row: Callable[[dict[str, float], Point], Any]) -> Sequence[Refusal]:
         """Send points as `write` does, but the numbers of each all at once, by `row`."""

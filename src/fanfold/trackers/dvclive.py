@@ -39,7 +39,6 @@ class DVCLive(Destination):
         self.run = self.given = live  # the user's object, with the user's folder and settings
         self._pictured: dict[str, str] = {}
         self._begun: set[str] = set()  # tables that DVCLive has written a row of
-        self._rows: dict[str, list[tuple[int, float]]] = {}  # by name: numbers of the batch that are still to be written
 
     def begin(self, identity: Identity | None, remote: str | None) -> Any:
         from dvclive import Live
@@ -97,24 +96,15 @@ class DVCLive(Destination):
         self.run.next_step()
         return refused
 
-    def write(self, points: Sequence[Point]) -> Sequence[Refusal]:
-        """Append a batch's numbers to each table at once: DVCLive opens the file again for every row."""
-        self._rows = {}
-        refused = super().write(points)
-        for name in tuple(self._rows):
-            self._append(name)
-        return refused
-
-    def _append(self, name: str) -> None:
-        """Write the rows of a table that wait; the last one goes through DVCLive, and becomes the latest value."""
-        now, waiting = self.run.step, self._rows.pop(name)
-        table = Path(self.run.plots_dir, "metrics", f"{name}.tsv")
+    def numbers(self, place: str, rows: Sequence[tuple[int, float]]) -> None:
+        """Append rows to a table at once: DVCLive opens the file for every row. The last one becomes its latest value."""
+        now, table = self.run.step, Path(self.run.plots_dir, "metrics", f"{place}.tsv")
         if table.exists():  # otherwise someone has deleted it, and DVCLive begins it again
-            append_rows(table, waiting[:-1])
-            del waiting[:-1]
-        for step, value in waiting:
+            append_rows(table, rows[:-1])
+            rows = rows[-1:]
+        for step, value in rows:
             self.run.step = step
-            self._log(name, value)
+            self._log(place, value)
         self.run.step = now
 
     def add(self, key: str, value: Any, point: Point) -> None:
@@ -127,10 +117,9 @@ class DVCLive(Destination):
         if name != key:
             self.warn_renamed(key, name, "a name is the path of a file there, and `step` is a column of its own")
         if name in self._begun and isinstance(value, (int, float)) and not point.kwargs:
-            self._rows.setdefault(name, []).append((self.run.step, value))
+            self.wait(name, (self.run.step, value))
             return
-        if name in self._rows:
-            self._append(name)
+        self.send_waiting(name)
         arguments = self.arguments(point)
         try:
             self._log(name, value, **arguments)

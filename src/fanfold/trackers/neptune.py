@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ._neptune_offline import Paths, begun_lists, counted, field_value, gather, names_in, operations, short_id
-from .base import Identity, Point, Refusal, flat_config
+from .base import Identity, Point, flat_config
 from .destination import Destination, Item
 from .face import Tracker
 from .tools import copied, environment
@@ -44,7 +44,6 @@ class Neptune(Destination):
         self._uploads: Counter[str] = Counter()
         self._begun: dict[str, int] = {}  # by path: images of a list that were sent before a kill
         self._parameters: dict[str, type] = {}
-        self._numbers: dict[str, tuple[list[float], list[int], list[float]]] = {}  # by key: values, steps and times of a batch
 
     @classmethod
     def unusable(cls) -> str | None:
@@ -118,29 +117,17 @@ class Neptune(Destination):
         home = (self.identity.directory if self.identity else Path.cwd() / ".neptune") / "artifacts"
         self.run[self._path(f"artifacts/{name}", "parameter")].upload(str(copied(path, home, name).absolute()))
 
-    def write(self, points: Sequence[Point]) -> Sequence[Refusal]:
-        """Extend each series of numbers by those of the batch: one operation for a hundred, not one for each."""
-        self._numbers = {}
-        refused = super().write(points)
-        for key in tuple(self._numbers):
-            self._extend(key)
-        return refused
-
-    def _extend(self, key: str) -> None:
-        """Send the numbers of a key that wait; called before its other values: a kill must leave the first ones, in order."""
-        values, steps, times = self._numbers.pop(key, ((), (), ()))
-        if values:
-            self.run[self._path(key, "number")].extend(values, steps=steps, timestamps=times)
+    def numbers(self, place: str, rows: Sequence[tuple[float, int, float]]) -> None:
+        """Extend a series: one operation for a hundred numbers, not one for each."""
+        values, steps, times = zip(*rows, strict=True)
+        self.run[self._path(place, "number")].extend(list(values), steps=list(steps), timestamps=list(times))
 
     def number(self, key: str, value: float, point: Point) -> None:
         if not point.kwargs and math.isfinite(value) and point.step is not None and point.time is not None:
             self._path(key, "number")  # its name is recorded before its values
-            values, steps, times = self._numbers.setdefault(key, ([], [], []))
-            values.append(float(value))
-            steps.append(point.step)
-            times.append(point.time)
+            self.wait(key, (float(value), point.step, point.time))
             return
-        self._extend(key)
+        self.send_waiting(key)
         if ASSIGN in point.kwargs:
             self.run[self._path(key, "parameter")] = float(value)
         elif math.isfinite(value):
@@ -150,7 +137,7 @@ class Neptune(Destination):
             self._append(self._path(key, "nonfinite"), str(float(value)), point)
 
     def take(self, item: Item) -> Any:
-        self._extend(item.key)
+        self.send_waiting(item.key)
         return super().take(item)
 
     def take_text(self, item: Item) -> None:
