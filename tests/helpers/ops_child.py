@@ -67,7 +67,12 @@ def program(tmp_path: Path, code: str) -> Path:
 def start(path: Path, *launcher: str, imports: bool = False, **env: str) -> subprocess.Popen:
     """Start a program, which finds torch imported unless its own import of it is what matters."""
     command = [sys.executable, *launcher, str(path)]
-    how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": {**os.environ, "OMP_NUM_THREADS": "1", **env}}
+    how = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "env": {**os.environ, "OMP_NUM_THREADS": "1", **env},
+    }
     return subprocess.Popen(command, **how) if imports else warm_python.Popen(command, libraries="torch", **how)
 
 

@@ -35,6 +35,7 @@ LIBRARIES = {  # only what starts no thread when it is imported, which the serve
     "accelerate": ["torch", "torch.distributed.run", "accelerate", "accelerate.commands.accelerate_cli"],
     "transformers": ["torch", "torch.distributed.run", "transformers.trainer", "accelerate"],
     "lightning": ["torch", "torch.distributed.run", "lightning.pytorch"],
+    "trackers": ["torch", "matplotlib.figure", "plotly.graph_objects", "sqlalchemy", "alembic", "aim", "azureml.core", "wandb"],
 }
 # Without them numpy's and torch's libraries start threads. Transformers would import Comet, which none of the programs need.
 SETTINGS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "COMET_MODE": "DISABLED", "CUDA_VISIBLE_DEVICES": ""}
