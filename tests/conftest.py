@@ -17,6 +17,8 @@ from fanfold import errors
 
 settings.register_profile("fanfold", deadline=None)  # a busy machine is not a failure
 settings.load_profile("fanfold")
+# Set before torch and numpy are imported, here and in every program: the threads of a small product spin while they wait for it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Under nohup the first is ignored, in the background of a shell the second, and so they would be in every process we start.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)

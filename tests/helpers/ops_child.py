@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import fanfold
+import warm_python
 from fanfold.probes.native import build
 
 HEAD = """
@@ -63,16 +64,21 @@ def program(tmp_path: Path, code: str) -> Path:
     return path
 
 
-def start(path: Path, *launcher: str, **env: str) -> subprocess.Popen:
+def start(path: Path, *launcher: str, imports: bool = False, **env: str) -> subprocess.Popen:
+    """Start a program, which finds torch imported unless its own import of it is what matters."""
     command = [sys.executable, *launcher, str(path)]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1", **env}
-    )
+    how = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "env": {**os.environ, "OMP_NUM_THREADS": "1", **env},
+    }
+    return subprocess.Popen(command, **how) if imports else warm_python.Popen(command, libraries="torch", **how)
 
 
-def run(path: Path, *launcher: str, timeout: float = 150, **env: str) -> tuple[str, str]:
+def run(path: Path, *launcher: str, imports: bool = False, timeout: float = 150, **env: str) -> tuple[str, str]:
     """Run a program to completion and return its output."""
-    process = start(path, *launcher, **env)
+    process = start(path, *launcher, imports=imports, **env)
     try:
         out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:

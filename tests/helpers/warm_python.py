@@ -30,11 +30,12 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-LIBRARIES = {  # only what starts no thread when it is imported, which the server checks
+LIBRARIES = {  # only what starts no thread when it is imported, which the server checks, and makes no folder (as wandb does)
     "torch": ["torch", "numpy", "torch.distributed.run"],
     "accelerate": ["torch", "torch.distributed.run", "accelerate", "accelerate.commands.accelerate_cli"],
     "transformers": ["torch", "torch.distributed.run", "transformers.trainer", "accelerate"],
     "lightning": ["torch", "torch.distributed.run", "lightning.pytorch"],
+    "trackers": ["torch", "matplotlib.figure", "plotly.graph_objects", "sqlalchemy", "alembic", "aim", "azureml.core"],
 }
 # Without them numpy's and torch's libraries start threads. Transformers would import Comet, which none of the programs need.
 SETTINGS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "COMET_MODE": "DISABLED", "CUDA_VISIBLE_DEVICES": ""}

@@ -33,7 +33,7 @@ run.finish()
 
 def test_keys_are_recorded_once_and_files_each_time(runs_dir, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run(program(tmp_path, USED))
+    run(program(tmp_path, USED), imports=True)
     found = stored(runs_dir).usage()
     keys = [record["key"] for record in found if not record["data"]]
     assert len(keys) == len(set(keys))
@@ -79,7 +79,7 @@ print(json.dumps({"pids": pids, "left": os.listdir(run.path / "ops")}))
 
 def test_forked_children_leave_what_they_used_under_their_own_pid(runs_dir, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    told = last_json(run(program(tmp_path, FORKED))[0])
+    told = last_json(run(program(tmp_path, FORKED), imports=True)[0])
     assert told["left"] == []
     quiet, busy = told["pids"]
     found = stored(runs_dir).usage()
@@ -97,7 +97,7 @@ for i in range(5000): torch._C._log_api_usage_once("x" * 100 + str(i))  # 560 kB
 torch.ones(2).tan()
 run.finish()
 """
-    run(program(tmp_path, code))
+    run(program(tmp_path, code), imports=True)
     assert main(["ops", "-", "--dir", str(runs_dir)]) == 0
     assert "API usage records exceeded 64 kB per second" in capsys.readouterr().err
 
@@ -109,7 +109,7 @@ for _ in range(3): fanfold.log_api_usage_once("mine.fit")
 run.finish()
 assert "torch" not in sys.modules
 """
-    run(program(tmp_path, code))
+    run(program(tmp_path, code), imports=True)
     assert [(record["key"], record["rank"]) for record in stored(runs_dir).usage()] == [("mine.fit", 0)]
 
 
@@ -126,7 +126,7 @@ for ops in (True, True, False):
     found.append([record["key"][:20] for record in fanfold.open(run.path).usage()])
 print(json.dumps(found))
 """
-    first, second, without = last_json(run(program(tmp_path, code))[0])
+    first, second, without = last_json(run(program(tmp_path, code), imports=True)[0])
     mine = {"mine.fit", "Silent", "None", "['a']", "b'x'", "zero ", "?", "long" * 5}
     assert mine < set(first)
     assert "torch.python.import" in first
@@ -142,7 +142,7 @@ for key in ("mine.new", "mine.4999", "mine.4999"): fanfold.log_api_usage_once(ke
 run.finish()
 print(json.dumps([record["key"] for record in fanfold.open(run.path).usage()]))
 """
-    out, err = run(program(tmp_path, code))
+    out, err = run(program(tmp_path, code), imports=True)
     assert err.count("wait for a run to write them") == 1
     # A run's own keys find room behind those that wait, also one that was dropped before.
     assert last_json(out) == [*(f"mine.{number}" for number in range(4096)), "mine.new", "mine.4999"]
@@ -168,7 +168,7 @@ for i in range(3): torch.save(torch.ones(2), f"{i}.pt")
 fanfold.log_api_usage_once("rich.old_print")
 run.finish()
 """
-    run(program(tmp_path, code))
+    run(program(tmp_path, code), imports=True)
     files = ("usage", "--dir", str(runs_dir), "--json")
     assert main([*files, "--api", "pytorch.stream.writer.metadata"]) == 0
     assert [row["processes"] for row in json.loads(capsys.readouterr().out)] == [1]

@@ -233,4 +233,4 @@ for _ in range(3):
     with fanfold.label(model="m"): pass
 assert "torch" not in sys.modules
 """
-    run(program(tmp_path, code))
+    run(program(tmp_path, code), imports=True)

@@ -417,7 +417,7 @@ def test_a_torch_that_cannot_be_imported_is_said_once_and_the_run_goes_on(runs_d
     (broken / "__init__.py").write_text('raise ImportError("libcudart.so.12: cannot open shared object file")')
     (broken / "lib").symlink_to(Path(importlib.util.find_spec("torch").origin).parent / "lib")
     code = 'run = begin(True)\nrun.log({"loss": 1.0})\nrun.finish()\n'
-    _, err = run(program(tmp_path, code), PYTHONPATH=str(broken.parent))
+    _, err = run(program(tmp_path, code), imports=True, PYTHONPATH=str(broken.parent))
     assert err.count("could not profile operators: ImportError: libcudart.so.12") == 1
     assert stored(runs_dir).status == "finished"
     assert list(stored(runs_dir).series("loss").values) == [1.0]
@@ -604,7 +604,7 @@ def work():
     x = torch.ones(8, requires_grad=True)
     while not stop.is_set(): (x * 2).sum().backward()
 def toggle():
-    for i in range(2000): L.ff_window(i % 2)
+    for i in range(400): L.ff_window(i % 2)
 threads = [threading.Thread(target=work) for _ in range(4)]
 toggles = [threading.Thread(target=toggle) for _ in range(4)]
 for t in threads + toggles: t.start()

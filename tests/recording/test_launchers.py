@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 import fanfold
+import warm_python
 
 SOURCE = Path(fanfold.__file__).parents[1]
 TIMEOUT = 60
@@ -71,11 +72,12 @@ class Desk:
         env |= {"PYTHONPATH": f"{SOURCE}{os.pathsep}{self.folder}", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
         return env | {name: str(value) for name, value in more.items()}
 
-    def start(self, *command: object, **more: object) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [str(word) for word in command], env=self.environment(**more), cwd=self.folder, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+    def start(self, *command: object, libraries: str | None = None, **more: object) -> subprocess.Popen[str]:
+        """Start a program; with libraries, it and the ranks that torchrun starts for it are forks that have them imported."""
+        words = [str(word) for word in command]
+        how = {"env": self.environment(**more), "cwd": self.folder, "text": True, "start_new_session": True}
+        how |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        process = warm_python.Popen(words, libraries=libraries, **how) if libraries else subprocess.Popen(words, **how)
         self.started.append(process)
         return process
 
@@ -172,7 +174,7 @@ def test_torchrun_ranks_share_a_run_before_and_after_the_process_group(desk: Des
 
 def test_torchrun_jobs_started_together_never_mix(desk: Desk) -> None:
     script = desk.write("plain.py", PLAIN)
-    jobs = [desk.start(*torchrun(TWO), script, JOB=job) for job in (1, 2)]
+    jobs = [desk.start(*torchrun(TWO), script, libraries="torch", JOB=job) for job in (1, 2)]
     for job in jobs:
         desk.wait(job)
     runs = desk.runs()
@@ -184,13 +186,13 @@ def test_torchrun_jobs_started_together_never_mix(desk: Desk) -> None:
 
 def test_torchrun_with_a_rendezvous_id_shares_a_run(desk: Desk) -> None:
     options = ("--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}", "--rdzv-id=night-17", "--nnodes=1")
-    desk.run(*torchrun(TWO, *options), desk.write("plain.py", PLAIN))
+    desk.run(*torchrun(TWO, *options), desk.write("plain.py", PLAIN), libraries="torch")
     (run,) = desk.runs()
     check_whole(run, 2, launcher="torchrun")
 
 
 def test_each_init_of_a_job_is_a_run_that_all_ranks_share(desk: Desk) -> None:
-    desk.run(*torchrun(TWO), desk.write("twice.py", "from work import *\nwork(); work()\n"))
+    desk.run(*torchrun(TWO), desk.write("twice.py", "from work import *\nwork(); work()\n"), libraries="torch")
     runs = desk.runs()
     assert len(runs) == 2
     for run in runs:
@@ -231,7 +233,7 @@ def check_restarted(run: fanfold.StoredRun) -> None:
 
 
 def test_a_restart_by_torchrun_is_the_next_attempt_of_the_same_run(desk: Desk) -> None:
-    desk.run(*torchrun(TWO, "--max-restarts=1", "--monitor-interval=0.1"), desk.write("fails.py", FAILS_ONCE))
+    desk.run(*torchrun(TWO, "--max-restarts=1", "--monitor-interval=0.1"), desk.write("fails.py", FAILS_ONCE), libraries="torch")
     (run,) = desk.runs()
     check_restarted(run)
     first, second = run.attempts
@@ -246,7 +248,7 @@ def test_a_restart_of_a_single_rank_is_the_next_attempt_too(desk: Desk) -> None:
         "from work import *\nrun = fanfold.init('p', quiet=True, system=False)\nrun.log({'a': 1})\n"
         "sys.exit(0 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '1' else 5)\n",
     )
-    desk.run(*torchrun("--max-restarts=1", "--monitor-interval=0.1"), script)
+    desk.run(*torchrun("--max-restarts=1", "--monitor-interval=0.1"), script, libraries="torch")
     (run,) = desk.runs()
     assert [attempt.verdict()["status"] for attempt in run.attempts] == ["failed", "finished"]
     assert run.series("a").steps.tolist() == [0, 1]
@@ -264,7 +266,7 @@ def two_nodes(desk: Desk, script: str, *options: str, folders: bool = False, **m
             place["FANFOLD_DIR"] = str(desk.folder / f"runs{node}")
         static = (f"--node-rank={node}", "--master-addr=127.0.0.1", f"--master-port={port}")
         meeting = () if "--rdzv-backend=c10d" in options else static
-        agents.append(desk.start(*torchrun("--nnodes=2", *meeting, *options), script, **place, **more))
+        agents.append(desk.start(*torchrun("--nnodes=2", *meeting, *options), script, libraries="torch", **place, **more))
     for agent in agents:
         desk.wait(agent)
 
@@ -458,7 +460,7 @@ if __name__ == "__main__":
 
 
 def test_children_that_only_a_process_group_ranks_share_a_run(desk: Desk) -> None:
-    desk.run(sys.executable, desk.write("children.py", TORCH_CHILDREN), desk.folder)
+    desk.run(sys.executable, desk.write("children.py", TORCH_CHILDREN), desk.folder, libraries="torch")
     runs = desk.runs()
     assert len(runs) == 2
     for run in runs:
@@ -692,7 +694,7 @@ run.finish()
 
 def interrupt(desk: Desk, how: signal.Signals, **more: object) -> None:
     """Start a training of two ranks and end it from outside after three steps, as a scheduler does."""
-    job = desk.start(*torchrun(TWO), desk.write("trains.py", TRAINS), "wait", **more)
+    job = desk.start(*torchrun(TWO), desk.write("trains.py", TRAINS), "wait", libraries="torch", **more)
     ready = [desk.folder / f"ready{rank}" for rank in (0, 1)]
     await_true(lambda: all(file.exists() for file in ready), "the first steps")
     for file in ready:
@@ -708,7 +710,7 @@ def test_auto_continues_what_was_interrupted_and_then_starts_anew(desk: Desk, ho
     assert broken.status == status
     desk.run(sys.executable, desk.folder / "trains.py", "go")  # who does not ask for it continues nothing
     for _ in range(2):
-        desk.run(*torchrun(TWO), desk.write("trains.py", TRAINS), "go", FANFOLD_RESUME="auto")
+        desk.run(*torchrun(TWO), desk.write("trains.py", TRAINS), "go", libraries="torch", FANFOLD_RESUME="auto")
     resumed, unasked, new = desk.runs()
     assert resumed.id == broken.id
     assert len(unasked.attempts) == 1

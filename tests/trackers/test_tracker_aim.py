@@ -11,11 +11,12 @@ import textwrap
 import time
 from pathlib import Path
 
-from fanfold.testing import ALL, Seen, TrackerContract
+from fanfold.testing import ALL, Seen
 from fanfold.trackers.base import flat_config
+from warm_contract import WarmContract
 
 
-class TestAim(TrackerContract):
+class TestAim(WarmContract):
     name = "aim"
     holds = ALL - {"repeat", "metric"}
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fanfold.testing import TrackerContract
+from warm_contract import WarmContract
 
 
 def printed(text: str) -> list[tuple[str, str]]:
@@ -16,7 +16,7 @@ def printed(text: str) -> list[tuple[str, str]]:
     return re.findall(r"^Attempted to log \w+ metric (.*):\n(.*)$", text, re.MULTILINE)
 
 
-class TestAzureML(TrackerContract):
+class TestAzureML(WarmContract):
     name = "azure_ml"
     reads = False
     holds = frozenset()

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from fanfold.testing import ALL, Seen, TrackerContract
+from fanfold.testing import ALL, Seen
 from fanfold.trackers.clearml import ClearMLTracker, key_of, place_of
 from tracker_lives import three_lives
+from warm_contract import WarmContract
 
 
-class TestClearML(TrackerContract):
+class TestClearML(WarmContract):
     name = "clearml"
     holds = ALL - {"metric", "alert"}
 

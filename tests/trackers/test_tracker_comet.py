@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from fanfold.testing import ALL, Seen, TrackerContract
+from fanfold.testing import ALL, Seen
 from fanfold.trackers.comet import CometMLTracker
 from tracker_lives import three_lives
+from warm_contract import WarmContract
 
 
-class TestComet(TrackerContract):
+class TestComet(WarmContract):
     name = "comet_ml"
     holds = ALL - {"metric"}
 

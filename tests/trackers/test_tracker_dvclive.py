@@ -5,12 +5,13 @@ import json
 import subprocess
 from pathlib import Path
 
-from fanfold.testing import ALL, Seen, TrackerContract
+from fanfold.testing import ALL, Seen
+from warm_contract import WarmContract
 
 OFFLINE = {"DVC_NO_ANALYTICS": "1", "DVC_STUDIO_OFFLINE": "true"}
 
 
-class TestDVCLive(TrackerContract):
+class TestDVCLive(WarmContract):
     name = "dvclive"
     holds = ALL - {"audio", "plotly", "html", "tags", "status", "metric", "alert"}
 

@@ -9,8 +9,9 @@ import sys
 from html import unescape
 from pathlib import Path
 
-from fanfold.testing import ALL, Seen, TrackerContract
+from fanfold.testing import ALL, Seen
 from fanfold.trackers._flyte_page import History
+from warm_contract import WarmContract
 
 NUMBER = re.compile(r"-?(\d[\d.e+-]*|inf|nan)|True|False")
 
@@ -54,7 +55,7 @@ def parse(page: str) -> Seen:
     return seen
 
 
-class TestFlyte(TrackerContract):
+class TestFlyte(WarmContract):
     name = "flyte"
     holds = ALL - {"artifact", "metric"}
 

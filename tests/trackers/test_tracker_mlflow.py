@@ -11,10 +11,11 @@ import pytest
 
 from fanfold.errors import notices
 from fanfold.relay.process import make
-from fanfold.testing import ALL, Seen, TrackerContract
+from fanfold.testing import ALL, Seen
 from fanfold.trackers._mlflow import Names, legal
 from fanfold.trackers.base import Identity, Point
 from fanfold.trackers.mlflow import MLflowTracker
+from warm_contract import WarmContract
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +87,7 @@ def database(empty_database: Path, tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/mlflow.db"
 
 
-class MLflowContract(TrackerContract):
+class MLflowContract(WarmContract):
     """Read in this process, because MLflow's client reads any store without changing anything."""
 
     name = "mlflow"

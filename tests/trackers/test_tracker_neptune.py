@@ -13,7 +13,8 @@ import textwrap
 import threading
 from pathlib import Path
 
-from fanfold.testing import ALL, Seen, TrackerContract
+from fanfold.testing import ALL, Seen
+from warm_contract import WarmContract
 
 
 def queued(folder: Path):
@@ -84,7 +85,7 @@ def offline(folder: Path):
     return list(collect_offline_containers(path=place))
 
 
-class TestNeptune(TrackerContract):
+class TestNeptune(WarmContract):
     name = "neptune"
     holds = ALL - {"nan", "inf", "metric", "alert"}
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import yaml
 
-from fanfold.testing import ALL, Seen, TrackerContract
+from fanfold.testing import ALL, Seen
+from warm_contract import WarmContract
 
 STATES = {"RUN_STATE_FINISHED": "finished", "RUN_STATE_CRASHED": "failed", "RUN_STATE_ABORTED": "killed"}
 
@@ -43,7 +44,7 @@ def finish(seen: Seen, record, folder: Path) -> None:
 READERS = {"scalar": scalar, "media": media, "save": save, "finish": finish}
 
 
-class TestSwanLab(TrackerContract):
+class TestSwanLab(WarmContract):
     name = "swanlab"
     holds = ALL - {"repeat", "tags", "metric", "alert"}
 

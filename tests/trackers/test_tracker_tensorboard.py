@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fanfold.testing import ALL, Seen, TrackerContract
+from fanfold.testing import ALL, Seen
+from warm_contract import WarmContract
 
 
-class TestTensorBoard(TrackerContract):
+class TestTensorBoard(WarmContract):
     name = "tensorboard"
     holds = ALL - {"plotly", "tags", "status", "summary", "metric", "alert"}
 

@@ -7,14 +7,15 @@ import textwrap
 from datetime import datetime
 from pathlib import Path
 
-from fanfold.testing import ALL, Seen, TrackerContract
+from fanfold.testing import ALL, Seen
 from fanfold.trackers.base import flat_config
 from fanfold.trackers.trackio import TrackioTracker
+from warm_contract import WarmContract
 
 META = ("step", "timestamp", "run", "run_id", "project")
 
 
-class TestTrackio(TrackerContract):
+class TestTrackio(WarmContract):
     name = "trackio"
     holds = ALL - {"metric"}
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from fanfold.testing import ALL, Seen, TrackerContract
+from fanfold.testing import ALL, Seen
 from fanfold.trackers._wandb_log import WandbLog, logs_of, put
 from fanfold.trackers.base import flat_config
 from fanfold.trackers.wandb import EXIT_CODES, STEP, WandBTracker
+from warm_contract import WarmContract
 
 OFFLINE = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_CONSOLE": "off", "WANDB_DISABLE_GIT": "true"}
 TYPES = {
@@ -75,7 +76,7 @@ def description(logs: list[WandbLog]) -> tuple[dict, list, list, int | None]:
     return config, tags, artifacts, code
 
 
-class TestWandb(TrackerContract):
+class TestWandb(WarmContract):
     name = "wandb"
     holds = ALL
 
