@@ -38,8 +38,14 @@ using OnUsageData = std::function<void(const std::string&, const std::map<std::s
 using ExtraFiles = std::unordered_map<std::string, std::string>;
 using OnExport = std::function<ExtraFiles(const void*)>;  // const Module&
 
+struct Steps {  // std::optional<at::StepCallbacks>: smaller than this, and returned in memory because it has a destructor
+  alignas(16) char bytes[1024];
+  ~Steps() {}
+};
+
 struct Torch {
   uint64_t (*add)(Callback) = nullptr;
+  Steps (*catch_up)(uint8_t) = nullptr;  // the calling thread takes over torch's list of callbacks, if that has changed
   void (*remove)(uint64_t) = nullptr;
   const char* (*name)(const void*) = nullptr;
   const char* (*overload)(const void*) = nullptr;
@@ -248,6 +254,7 @@ void end_range(const void* call, Context* context) {
 void before_fork() {
   device().before_fork();
   windows().mu.lock();
+  if (torch_.catch_up && windows().active.load()) torch_.catch_up(kForward);  // so that the child need not: see list_is_free
   state().usage_mu.lock();
   state().mu.lock();
 }
@@ -271,6 +278,24 @@ void after_fork_in_child() {
   s.want_file.store(w.active.load());
   device().in_child();
   after_fork_in_parent();
+}
+
+// Whether a forked child can have the lock of torch's list of callbacks. A thread of its parent may have held it at the fork, since
+// each node of backward takes it, and then nobody will release it. So it is asked for on a thread of its own, which waits for ever.
+bool list_is_free() {
+  static std::atomic<bool> seen;
+  seen.store(false);
+  pthread_t thread;
+  auto ask = [](void*) -> void* {
+    torch_.remove(Windows::add_ranges());
+    seen.store(true);
+    return nullptr;
+  };
+  if (pthread_create(&thread, nullptr, ask, nullptr)) return true;
+  pthread_detach(thread);
+  const timespec pause{0, 50000};
+  for (int left = 20000; left && !seen.load(); left--) nanosleep(&pause, nullptr);  // a second, and more on a busy machine
+  return seen.load();
 }
 
 int64_t hand_out(const char* data, size_t size, char* to, int64_t room) {
@@ -347,6 +372,7 @@ int ff_bind_cpu(const char* path) {
   g_error.clear();
   torch_.cpu = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
   if (!torch_.cpu) { g_error = dlerror(); return 0; }
+  torch_.catch_up = reinterpret_cast<Steps (*)(uint8_t)>(dlsym(torch_.cpu, "_ZN2at27getStepCallbacksUnlessEmptyENS_11RecordScopeE"));
   torch_.seed = reinterpret_cast<void (*)(uint32_t)>(dlsym(torch_.cpu, "_ZN2at36set_record_function_seed_for_testingEj"));
   return find(torch_.cpu, torch_.add, "_ZN2at17addGlobalCallbackENS_22RecordFunctionCallbackE") &
          find(torch_.cpu, torch_.remove, "_ZN2at14removeCallbackEm") &
@@ -405,6 +431,13 @@ void ff_detach() {
 void ff_child() {
   auto& w = windows();
   if (!w.active.load() || !torch_.add) return;
+  if (!list_is_free()) {  // no profile of this process
+    w.active.store(false);
+    w.full.clear();
+    w.always.clear();
+    torch_.add = nullptr;
+    return;
+  }
   std::lock_guard<std::mutex> g(w.mu);
   w.forget();
   Head& head = state().block->head;

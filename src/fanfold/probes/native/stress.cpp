@@ -112,7 +112,7 @@ void have_child() {
 int main(int, char** argv) {
   char dir[] = "/tmp/fanfold-stress-XXXXXX";
   if (!mkdtemp(dir)) fail("no temporary folder");
-  // torch's own list may be locked by another thread at a fork; that is not tested here
+  // torch's own list may be locked by another thread at a fork: tests/probes/test_ops.py
   pthread_atfork([] { stress_mu.lock(); }, [] { stress_mu.unlock(); }, [] { stress_mu.unlock(); });
   int steps = argv[1] ? atoi(argv[1]) : 150;
   ff_init();
