@@ -204,6 +204,17 @@ def test_what_was_moved_continues_only_in_its_new_project(tmp_path, store):
     assert (found.notes, found.series("loss").steps.tolist()) == ("later", list(range(200)))
 
 
+def test_a_project_whose_name_cannot_be_stored_is_refused(tmp_path, store):
+    intake, opened = store
+    (whole,) = pieces_of(write_run(tmp_path / "node", 5))
+    intake.append("llm", whole)
+    for odd in ("", " ", "a\0", "b\udce9", "x" * 2000):
+        for call in (lambda odd=odd: intake.append(odd, whole), lambda odd=odd: intake.move("llm", "r1", odd, "ann")):
+            with pytest.raises(Rejected, match="is not a name"):
+                call()
+    assert [(row.project, row.id) for row in opened().runs()] == [("llm", "r1")]
+
+
 def test_a_move_asks_for_both_projects_and_is_audited(tmp_path):
     class OnlyFrom(Anybody):
         def allows(self, scope, project):
