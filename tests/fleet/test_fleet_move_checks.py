@@ -14,11 +14,11 @@ import pytest
 import fanfold
 from clickhouse_tools import Fleet
 from fanfold.errors import FanfoldError, Forbidden, RunError, SettingError
-from fanfold.fleet.audit import MOVE, MOVE_REFUSED, AuditFile
+from fanfold.fleet.audit import DELETE, DELETE_FAILED, MOVE, MOVE_REFUSED, AuditFile
 from fanfold.fleet.changes import ChangeTargets
 from fanfold.fleet.grants import Anybody
 from fanfold.fleet.intake import DirectoryIntake
-from fanfold.fleet.wire import Gone
+from fanfold.fleet.wire import Gone, Rejected
 from fanfold.store.query import LocalStore
 from fleet_tools import Gateway, pieces_of, write_run
 
@@ -92,6 +92,22 @@ def test_a_run_comes_back_to_a_project_that_it_left(tmp_path):
         intake.append("llm", first)
     with pytest.raises(RunError, match=r"deleted in project llm"):
         intake.move("vision", "r1", "llm", "ann")
+
+
+def test_a_deletion_that_does_not_know_of_a_move_says_so_and_closes_nothing(tmp_path):
+    intake, other = (DirectoryIntake(tmp_path / "store", power=False) for _ in range(2))
+    sent(intake, tmp_path / "node", "r1")
+    change, run = changes(other, tmp_path), LocalStore(tmp_path / "store").run("llm", "r1")
+    change.check_deletable(run)
+    intake.move("llm", "r1", "base", "ann")
+    with pytest.raises(Rejected, match=r"run r1 is not in project llm any more.* not deleted"):
+        change.delete(run)
+    assert [one.action for one in AuditFile(tmp_path / "audit").read()] == [DELETE, DELETE_FAILED]
+    intake.move("base", "r1", "llm", "ann")
+    assert names(lambda: LocalStore(tmp_path / "store")) == [("llm", "r1")]
+    change.delete(run)
+    assert names(lambda: LocalStore(tmp_path / "store")) == [] and other.deleted("llm", "r1")
+    change.delete(run)  # again, as after an interruption
 
 
 class Killed(BaseException):

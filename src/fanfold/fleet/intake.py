@@ -77,7 +77,10 @@ class Intake(Protocol):
         """Return whether a run was deleted here."""
 
     def delete(self, project: str, run: str, by: str) -> None:
-        """Delete a run and remember that permanently: the record of the deletion is on disk before any data is deleted."""
+        """Delete a run and remember that permanently: the record of the deletion is on disk before any data is deleted.
+
+        For a run that was moved away, raise Gone.
+        """
 
     def movable(self, project: str, run: str, target: str) -> None:
         """Raise what move() would raise: the run is gone, or cannot go to that project. Nothing is changed."""
@@ -273,6 +276,8 @@ class DirectoryIntake:
         _make_folders(stone)
         with _locked(stone, create=True) as fd:
             known = self._record(project, run)
+            if known and TO in known and not path.exists():  # another gateway moved it meanwhile: it stays what it is
+                raise Gone(project, run)
             if not known or TO in known:
                 _write_record(fd, _record_of(project, run, by))
             sync_folders(stone.parents[:4])
