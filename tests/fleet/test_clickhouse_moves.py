@@ -15,6 +15,7 @@ from fanfold.clickhouse.intake import ClickHouseIntake
 from fanfold.clickhouse.rebuild import rebuild
 from fanfold.clickhouse.store import ClickHouseStore
 from fanfold.errors import RunError, outcome
+from fanfold.fleet.views import ProjectsView
 from fanfold.fleet.wire import Conflict, Gone, Piece
 from fanfold.store.changes import as_journal, edit_frame
 from fleet_tools import pieces_of, write_run
@@ -184,6 +185,24 @@ def test_a_fork_keeps_the_curve_of_a_parent_that_was_moved(tmp_path, fleet):
     found = again.run("llm", "child")
     assert found.series("loss").steps.tolist() == list(range(60))
     assert (found.parent.project, found.parent.id) == ("elsewhere", "base-run")
+    again.database.close()
+
+
+def test_a_run_in_a_project_with_a_long_name_belongs_to_exactly_that_project(tmp_path, fleet):
+    (whole,) = pieces_of(write_run(tmp_path / "node", 20))
+    fleet.intake.append("llm", whole)
+    long = "проект-обучения-больших-языковых-моделей"  # too long for the name of a folder
+    fleet.intake.move("llm", "r1", long, "ann")
+    again = ClickHouseStore(Database(fleet.database.address))
+    assert names(again) == [(long, "r1")]
+    view = ProjectsView(again, lambda project: project == long, again.changes)
+    run = view.run(long, "r1")
+    assert (run.project, run.id, len(run.series("loss"))) == (long, "r1", 20)
+    assert [row.project for row in view.runs()] == [long]
+    run.move(f"{long}-b")
+    assert (run.project, run.reopened().project, len(run.series("loss"))) == (f"{long}-b", f"{long}-b", 20)
+    run.move("llm")
+    assert (run.project, names(again)) == ("llm", [("llm", "r1")])
     again.database.close()
 
 

@@ -19,7 +19,9 @@ from fanfold.fleet.changes import ChangeTargets
 from fanfold.fleet.client import Client
 from fanfold.fleet.grants import Anybody
 from fanfold.fleet.intake import DirectoryIntake
+from fanfold.fleet.views import ProjectsView
 from fanfold.fleet.wire import Conflict, Gone, Piece, Rejected
+from fanfold.store import forks
 from fanfold.store.changes import as_journal, edit_frame
 from fanfold.store.query import LocalStore
 from fleet_tools import Forwarder, Gateway, pieces_of, until, write_run
@@ -202,6 +204,65 @@ def test_what_was_moved_continues_only_in_its_new_project(tmp_path, store):
     intake.move("base", "r1", "third", "ann")
     found = opened().run("third", "r1")
     assert (found.notes, found.series("loss").steps.tolist()) == ("later", list(range(200)))
+
+
+def test_a_project_whose_name_cannot_be_stored_is_refused(tmp_path, store):
+    intake, opened = store
+    (whole,) = pieces_of(write_run(tmp_path / "node", 5))
+    intake.append("llm", whole)
+    for odd in ("", " ", "a\0", "b\udce9", "x" * 2000):
+        for call in (lambda odd=odd: intake.append(odd, whole), lambda odd=odd: intake.move("llm", "r1", odd, "ann")):
+            with pytest.raises(Rejected, match="is not a name"):
+                call()
+    assert [(row.project, row.id) for row in opened().runs()] == [("llm", "r1")]
+
+
+def forked(node):
+    """Record a run of 50 steps, and a fork of it from its step 29."""
+    for id, steps, fork in (("parent", range(50), None), ("child", range(30, 60), "parent@29")):
+        run = fanfold.init("llm", id=id, fork=fork, dir=node, system=False, quiet=True)
+        for step in steps:
+            run.log({"loss": float(step)}, step=step)
+        run.finish()
+
+
+def sent(intake, node, project="llm"):
+    for folder in sorted((node / project).iterdir()):
+        for file in (folder / "journal").glob("*.ffj"):
+            (whole,) = pieces_of(file, run=folder.name)
+            intake.append(project, whole)
+
+
+def test_a_fork_is_whole_for_who_sees_the_project_that_its_parent_is_in_now(tmp_path, store):
+    intake, opened = store
+    forked(tmp_path / "node")
+    sent(intake, tmp_path / "node")
+    view = ProjectsView(opened(), lambda project: project == "base", opened().changes)
+    intake.move("llm", "child", "base", "ann")
+    run = view.run("base", "child")
+    assert run.parent is None and len(run.series("loss")) == 30
+    assert "not open to you" in forks.missing(run) and "llm" not in forks.missing(run)
+    intake.move("llm", "parent", "base", "ann")
+    run = view.run("base", "child")
+    assert (run.parent.project, run.parent.id, len(run.series("loss"))) == ("base", "parent", 60)
+    assert forks.missing(run) is None
+
+
+def test_no_other_run_of_its_id_is_taken_for_the_parent_of_a_fork(tmp_path, store):
+    intake, opened = store
+    forked(tmp_path / "node")
+    sent(intake, tmp_path / "node")
+    write_run(tmp_path / "other", 40, id="parent", project="vision")
+    sent(intake, tmp_path / "other", "vision")
+    for old, new in (("llm", "base"), ("base", "third"), ("third", "base")):
+        intake.move(old, "parent", new, "ann")
+        run = opened().run("llm", "child")
+        assert (run.parent.project, len(run.series("loss"))) == (new, 60)
+    intake.delete("base", "parent", "ann")
+    run = opened().run("llm", "child")
+    run.forget_parents()  # they are kept for a second
+    assert (run.parent, len(run.series("loss"))) == (None, 30)
+    assert "llm/parent is not in this store" in forks.missing(run)
 
 
 def test_a_move_asks_for_both_projects_and_is_audited(tmp_path):

@@ -13,13 +13,15 @@ import pytest
 
 import fanfold
 from clickhouse_tools import Fleet
-from fanfold.errors import FanfoldError, Forbidden, RunError, SettingError
-from fanfold.fleet.audit import MOVE, MOVE_REFUSED, AuditFile
+from fanfold.errors import FanfoldError, Forbidden, RunError, RunNotFound, SettingError
+from fanfold.fleet.audit import DELETE, DELETE_FAILED, MOVE, MOVE_REFUSED, AuditFile
 from fanfold.fleet.changes import ChangeTargets
 from fanfold.fleet.grants import Anybody
 from fanfold.fleet.intake import DirectoryIntake
-from fanfold.fleet.wire import Gone
-from fanfold.store.query import LocalStore
+from fanfold.fleet.views import ProjectsView
+from fanfold.fleet.wire import Gone, Rejected
+from fanfold.store.move import found
+from fanfold.store.query import LocalStore, find
 from fleet_tools import Gateway, pieces_of, write_run
 
 
@@ -92,6 +94,22 @@ def test_a_run_comes_back_to_a_project_that_it_left(tmp_path):
         intake.append("llm", first)
     with pytest.raises(RunError, match=r"deleted in project llm"):
         intake.move("vision", "r1", "llm", "ann")
+
+
+def test_a_deletion_that_does_not_know_of_a_move_says_so_and_closes_nothing(tmp_path):
+    intake, other = (DirectoryIntake(tmp_path / "store", power=False) for _ in range(2))
+    sent(intake, tmp_path / "node", "r1")
+    change, run = changes(other, tmp_path), LocalStore(tmp_path / "store").run("llm", "r1")
+    change.check_deletable(run)
+    intake.move("llm", "r1", "base", "ann")
+    with pytest.raises(Rejected, match=r"run r1 is not in project llm any more.* not deleted"):
+        change.delete(run)
+    assert [one.action for one in AuditFile(tmp_path / "audit").read()] == [DELETE, DELETE_FAILED]
+    intake.move("base", "r1", "llm", "ann")
+    assert names(lambda: LocalStore(tmp_path / "store")) == [("llm", "r1")]
+    change.delete(run)
+    assert names(lambda: LocalStore(tmp_path / "store")) == [] and other.deleted("llm", "r1")
+    change.delete(run)  # again, as after an interruption
 
 
 class Killed(BaseException):
@@ -241,6 +259,33 @@ def test_an_interrupted_move_is_repeated_with_the_same_words(tmp_path, ends):
         assert "moved 1 run to base; 1 there already." in command("mv", "llm/a", "llm/b", "--project", "base", "--dir", place)
         assert "no run 'llm/c'" in command("mv", "llm/c", "--project", "base", "--dir", place, code=1)
     assert str(tmp_path) not in command("mv", "llm/c", "--project", "base", "--dir", gateway.url, code=1)
+
+
+def test_only_the_run_that_was_moved_is_there_already(tmp_path, store):
+    intake, opened = store
+    sent(intake, tmp_path / "node", "a", "team/llm")
+    sent(intake, tmp_path / "node", "other", "base")
+    open_one, there = partial(find, opened()), opened()
+    intake.move("team/llm", "a", "base", "ann")
+    for word in ("nonsense/other", "nonsense/a", "llm/a", "team/other"):
+        with pytest.raises(RunNotFound):
+            found(open_one, word, "base", there)
+    assert found(open_one, "team/llm/a", "base", there).id == "a"
+    intake.move("base", "a", "third", "ann")
+    for word in ("team/llm/a", "base/a"):
+        assert found(open_one, word, "third", there).project == "third"
+    limited = ProjectsView(there, lambda project: project != "base", there.changes)
+    with pytest.raises(RunNotFound):
+        found(partial(find, limited), "base/a", "third", limited)
+
+
+def test_a_move_in_a_directory_is_repeated_for_the_run_itself_alone(tmp_path):
+    node = tmp_path / "node"
+    write_run(node, 5, id="s", project="team/llm")
+    write_run(node, 5, id="zz", project="base")
+    assert "moved 1 run to base." in command("mv", "team/llm/s", "--project", "base", "--dir", node)
+    assert "moved 0 runs to base; 1 there already." in command("mv", "team/llm/s", "--project", "base", "--dir", node)
+    assert "no run 'nonsense/zz'" in command("mv", "nonsense/zz", "--project", "base", "--dir", node, code=1)
 
 
 def test_runs_in_a_database_are_moved_by_its_address(clickhouse, tmp_path, ends):

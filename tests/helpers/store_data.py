@@ -54,7 +54,7 @@ def write_journal(folder: Path, number: int, *frames: tuple[int, object], starte
     id = f"{number:016x}"
     whole = {"format": [fmt.MAJOR, fmt.MINOR], "journal": id, "run": folder.name, "project": folder.parent.name, "attempt": "a",
              "role": "main", "rank": 0, "ordinal": 1, "node": "far", "boot": "another", "started": started, **header}  # fmt: skip
-    path = folder / "journal" / f"0-{id}{fmt.SUFFIX}"
+    path = folder / "journal" / f"{whole['rank']}-{id}{fmt.SUFFIX}"
     path.parent.mkdir(parents=True, exist_ok=True)
     bodies = [fmt.frame(kind, fmt.pack(body), fmt.seed_of(id)) for kind, body in frames]
     path.write_bytes(fmt.frame(fmt.Kind.HEADER, fmt.pack(whole), 0) + b"".join(bodies))

@@ -139,6 +139,17 @@ def test_a_parent_that_is_gone_is_reported_and_the_own_part_reads(runs_dir, tmp_
     assert (gone.parent, pairs(gone.series("loss"))) == (None, [(5, 2.005), (6, 2.006)])
 
 
+def test_of_a_parent_moved_by_hand_only_a_run_that_began_in_its_project_is_found(runs_dir):
+    logged(runs_dir, "base", range(10), 1.0)
+    child = logged(runs_dir, "child", range(5, 7), 2.0, fork="base@4")
+    logged(runs_dir, "base", range(10), 3.0, project="another")
+    fanfold.open(f"{runs_dir}/p/base").move("q")
+    again = fanfold.open(child.path)
+    assert (again.parent.project, pairs(again.series("loss"))[0]) == ("q", (0, 1.0))
+    shutil.rmtree(runs_dir / "q")
+    assert fanfold.open(child.path).parent is None
+
+
 def test_a_fork_of_a_live_run_follows_it_up_to_the_step(runs_dir):
     base = start(runs_dir, "base")
     base.log({"loss": 1.0}, step=0)

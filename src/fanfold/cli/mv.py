@@ -53,7 +53,7 @@ def _at_gateway(args: argparse.Namespace, target: str) -> list[Place]:
 
 def _in_database(args: argparse.Namespace, target: str) -> list[Place]:
     store = choose.store(args)
-    named = [found(partial(find, store), word, target) for word in args.runs]
+    named = [found(partial(find, store), word, target, store) for word in args.runs]
     runs = {(run.project, run.id): run for run in named}
     store.changes.move(list(runs.values()), target)
     return [(id, f"{store.place}/{target}/{id}", old != target) for old, id in runs]
@@ -69,7 +69,8 @@ def to_project(args: argparse.Namespace, command: str, done: str, act: Callable[
     """Move or copy the named runs to --project, which here is where they go, not where they are looked for."""
     target, args.project = _target(args, command, done), None
     root = choose.folder(args, command)
-    named = [found(partial(choose.one, args), word, target) if act is move else choose.one(args, word) for word in args.runs]
+    open_one, store = partial(choose.one, args), choose.store(args)
+    named = [found(open_one, word, target, store) if act is move else open_one(word) for word in args.runs]
     stored: list[StoredRun] = list({run.path: run for run in named}.values())
     places = act(stored, root, target, force=args.force)
     _report(args, done, target, [(run.id, str(place), run.path != place) for run, place in zip(stored, places, strict=True)])

@@ -80,7 +80,7 @@ def _batches(run: FleetRun) -> Iterator[list[InsertJob]]:
     size = 0
     for journal in run.found.values():
         shapes: dict[int, Shape] = {}
-        rank, project, id = int(journal.path.stem.partition("-")[0]), *run.names
+        rank, project, id = int(journal.path.stem.partition("-")[0]), run.project, run.id
         for at, data in run.bytes_of(journal.number, 0):
             scanned = scan(data, at, journal.seed, shapes)
             piece = Piece(id, journal.path.stem, at, 0, data)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -149,9 +150,8 @@ class FleetRun(StoredRun):
     def __init__(self, database: Database, path: Path, name: RunName, *, row: RunRow | None = None) -> None:
         super().__init__(path, row)
         self.database = database
-        self.name_now = name
+        self.name_now = name  # the store's: no journal knows of a move, and the folder's name may be a shortened one
         self.number = name.run
-        self.names = (name.project, name.id)
         self.lock = threading.RLock()  # one thread reads it at a time
         self.found: dict[int, FleetJournal] = {}
         self._columns: OrderedDict[tuple[str, int, int | None], dict[int, Columns]] = OrderedDict()
@@ -228,8 +228,17 @@ class FleetRun(StoredRun):
             fetch(self.database, self.number, self.path, name)
         return self.path
 
-    def _header(self, name: str) -> Any:
-        return super()._header(name) or {"project": self.names[0], "run": self.names[1]}.get(name)
+    @cached_property
+    def id(self) -> str:
+        return self.name_now.id
+
+    @cached_property
+    def project(self) -> str:
+        return self.name_now.project
+
+    def _follow(self, project: str) -> None:
+        self.name_now = self.name_now._replace(project=project)
+        super()._follow(project)
 
     @property
     def ends(self) -> tuple[int, ...]:

@@ -180,6 +180,9 @@ class ClickHouseStore(Store):
                     self._runs.pop((project, id), None)
         return found
 
+    def was_in(self, project: str, run: StoredRun) -> bool:
+        return look_up(self.database, [(project, run.id)])[project, run.id][1:] == (run.project, run.id)
+
     def _opened(self, name: Name) -> FleetRun:
         """Return the run of a name, which stays open if it was."""
         run = self._runs.get(name)

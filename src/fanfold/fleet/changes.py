@@ -19,7 +19,7 @@ from .audit import DELETE, DELETE_FAILED, MOVE, MOVE_FAILED, MOVE_REFUSED, Audit
 from .grants import Holder
 from .intake import Intake
 from .tokens import READ, WRITE
-from .wire import Piece
+from .wire import Gone, Piece, Rejected
 
 logger = logging.getLogger("fanfold.gateway")
 
@@ -80,9 +80,9 @@ class CallerChanges:
         self._record(DELETE, run, detail)
         try:
             self.place.intake.delete(run.project, run.id, self.holder.label)
-        except OSError as error:
+        except (FanfoldError, OSError) as error:
             self._note(DELETE_FAILED, run, {"error": str(error)})
-            raise SettingError(f"run {run.id} could not be deleted: {error}. What is left of it is hidden. Try again.") from error
+            raise _not_deleted(run, error) from error
         return 0
 
     def move(self, runs: Sequence[StoredRun], project: str) -> int:
@@ -180,6 +180,18 @@ def _not_moved(run: StoredRun, project: str, error: FanfoldError | OSError, move
         why = f"run {run.id} could not be moved: {error}. It is whole, in {run.project} or in {project}. Try again."
     others = f" The {moved} run{'' if moved == 1 else 's'} before it went to {project}." if moved else ""
     return SettingError(why + others)
+
+
+def _not_deleted(run: StoredRun, error: FanfoldError | OSError) -> FanfoldError:
+    if isinstance(error, Gone):
+        return Rejected(
+            410,
+            f"run {run.id} is not in project {run.project} any more: it was deleted or moved meanwhile. It was not deleted here. "
+            "List the runs again.",
+        )
+    if isinstance(error, FanfoldError):
+        return error
+    return SettingError(f"run {run.id} could not be deleted: {error}. What is left of it is hidden. Try again.")
 
 
 def points(run: StoredRun) -> int:

@@ -31,6 +31,7 @@ from ..journal.packing import restore
 from ..journal.requests import JobRequest
 from ..store.changes import check_place
 from ..store.changes import delete as delete_run
+from ..store.departed import BACK, MOST_RECORD, TO, record_file, record_of
 from ..store.move import check_move, move
 from ..store.run import StoredRun
 from .frames import sound_until, whole_end
@@ -44,9 +45,6 @@ STALE_PART_SECONDS = 7 * 86400.0
 _ZEROS = bytes(1 << 20)
 _OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0)
 _PART = ".part-"
-DELETED = ".deleted"  # next to the projects: one small file per deleted or moved run
-TO, BACK = "to", "back"  # in the record of a moved run: its new project, and that it comes back
-MOST_RECORD = 1 << 16
 
 
 Result = int | FanfoldError | OSError
@@ -77,7 +75,10 @@ class Intake(Protocol):
         """Return whether a run was deleted here."""
 
     def delete(self, project: str, run: str, by: str) -> None:
-        """Delete a run and remember that permanently: the record of the deletion is on disk before any data is deleted."""
+        """Delete a run and remember that permanently: the record of the deletion is on disk before any data is deleted.
+
+        For a run that was moved away, raise Gone.
+        """
 
     def movable(self, project: str, run: str, target: str) -> None:
         """Raise what move() would raise: the run is gone, or cannot go to that project. Nothing is changed."""
@@ -273,6 +274,8 @@ class DirectoryIntake:
         _make_folders(stone)
         with _locked(stone, create=True) as fd:
             known = self._record(project, run)
+            if known and TO in known and not path.exists():  # another gateway moved it meanwhile: it stays what it is
+                raise Gone(project, run)
             if not known or TO in known:
                 _write_record(fd, _record_of(project, run, by))
             sync_folders(stone.parents[:4])
@@ -342,18 +345,10 @@ class DirectoryIntake:
         return stone
 
     def _tombstone(self, project: str, run: str) -> Path:
-        return directory.run_path(self.root / DELETED, checked_name("project", project), checked_name("run", run)) / "by.json"
+        return record_file(self.root, checked_name("project", project), checked_name("run", run))
 
     def _record(self, project: str, run: str) -> dict[str, Any] | None:
-        """Return what is recorded of a run that was deleted or moved; without content, a kill interrupted the writing."""
-        try:
-            text = self._tombstone(project, run).read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        with contextlib.suppress(ValueError):
-            found = json.loads(text)
-            return found if isinstance(found, dict) else {}
-        return {}
+        return record_of(self.root, checked_name("project", project), checked_name("run", run))
 
     def _check_there(self, project: str, run: str) -> None:
         if self.deleted(project, run):

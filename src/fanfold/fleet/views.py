@@ -60,6 +60,9 @@ class ProjectsView(Store):
             self._check(run.project)
         return {id: forks.limited(run, self._sees) for id, run in found.items()}
 
+    def was_in(self, project: str, run: StoredRun) -> bool:
+        return self._sees(project) and self._store.was_in(project, run)
+
     def changed(self, since: int = 0) -> tuple[int, list[Name]]:
         token, names = self._store.changed(since)
         return token, [name for name in names if self._sees(name[0])]

@@ -107,9 +107,18 @@ def unpack(body: bytes, length: int) -> bytes:
 
 def checked_name(what: str, name: Any) -> str:
     """Return a valid project or run name, else raise Refused; it is percent-encoded later, for paths."""
-    if not isinstance(name, str) or not name.strip() or "\0" in name or len(name) > MAX_NAME:
+    if not isinstance(name, str) or not name.strip() or "\0" in name or len(name) > MAX_NAME or not _is_utf8(name):
         raise Rejected(400, f"the {what} is not a name: a text of 1 to {MAX_NAME} characters. Nothing was stored.")
     return name
+
+
+def _is_utf8(name: str) -> bool:
+    """Return whether every character can be stored. JSON can name half of one, which a store would replace by another."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def checked_journal(name: Any) -> tuple[int, str]:

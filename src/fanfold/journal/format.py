@@ -32,6 +32,7 @@ BLOCK: Final = 1 << 20  # maximum raw bytes of a packed block: bounds the memory
 MOST_RATIO: Final = 64  # of raw to packed bytes: received data must not expand to far more than was sent
 HEAD: Final = struct.Struct("<HBBII")
 HEAD_SIZE: Final = HEAD.size
+EXEC: Final = "fanfold exec"  # the launcher in the header of the process around a command
 _COVERED: Final = struct.Struct("<BBI")
 
 

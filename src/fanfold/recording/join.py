@@ -80,7 +80,7 @@ def join(options: RunOptions, *, alone: bool = False, command: Sequence[str] | N
     around = None if options.id or alone or command is not None else wrapped.claimed(root, digest(shared, str(count)))
     if around is not None:
         return _join_around(around, me, options)
-    me = me if command is None else me._replace(launcher=wrapped.LAUNCHER)
+    me = me if command is None else me._replace(launcher=fmt.EXEC)
     attempt = digest(shared, process.launch_key(me), str(count))
     run_id = _checked_name("id", options.id or _choose(root, options, attempt, digest(project, shared, str(count))))
     path = run_path(root, project, run_id)
@@ -94,7 +94,7 @@ def join(options: RunOptions, *, alone: bool = False, command: Sequence[str] | N
 def _join_around(around: wrapped.Wrapped, me: ProcessIdentity, options: RunOptions) -> Membership:
     """Join the run of the command that this process belongs to: its attempt is the command's."""
     found = _earlier(around.path, me.rank, around.attempt)
-    earlier = [pair for pair in found if (pair[1].launcher, pair[1].attempt) != (wrapped.LAUNCHER, around.attempt)]
+    earlier = [pair for pair in found if (pair[1].launcher, pair[1].attempt) != (fmt.EXEC, around.attempt)]
     member = _member(me, around.project, around.run, around.path, around.attempt, options, earlier)
     member.inside = member.resumed = True  # it adds to the facts that the process around it wrote
     if options.project not in (TABLE["project"].default, around.project):

@@ -15,7 +15,6 @@ from ..journal.directory import run_path
 from ..journal.files import read_text
 
 VARIABLE = "FANFOLD_EXEC"
-LAUNCHER = "fanfold exec"  # in the header of the journal of the process around the command
 CLAIM = "exec-"  # then the attempt: the file in the run's folder that names the program that joined it
 _CLAIM_SECONDS = 1.0
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Any
 
 from ..journal import Journal, Kind
 from ..journal.bodies import End
+from ..journal.format import EXEC
 
 # Status of an attempt, given the statuses of its ranks: the first of these that any rank has. `running` comes after the failures
 # because a job with a dead rank is not healthy, even if other ranks still run.
@@ -60,7 +61,7 @@ def _chains(mains: Sequence[Journal]) -> list[list[Journal]]:
     """Group the journals of one process: after a full disk ends a journal, the process continues in the next one."""
     chains: dict[Any, list[Journal]] = {}
     for journal in mains:
-        chains.setdefault(journal.header.process or journal.id, []).append(journal)
+        chains.setdefault(_process(journal), []).append(journal)
     return list(chains.values())
 
 
@@ -116,21 +117,62 @@ def _adopted(journals: Sequence[Journal]) -> Sequence[Journal]:
 
 def _split(key: str, members: Sequence[Journal]) -> list[Attempt]:
     """Split restarts that share a launcher's key: each start of rank 0 opens an attempt, other journals join the nearest."""
-    starts = sorted(
-        {j.header.ordinal or 1: j.header.started for j in members
-         if j.header.rank == 0 and j.header.role == "main" and not j.header.follows}.items()
-    )  # fmt: skip
+    starts = _starts(members)
     if len(starts) <= 1:
         return [Attempt(key, members)]
-    attempts = {ordinal: Attempt(f"{key}.{ordinal}") for ordinal, _ in starts}
-    by_time = {began: ordinal for ordinal, began in reversed(starts)}
+    by_number: dict[int, list[Journal]] = {}
+    for start in starts:
+        by_number.setdefault(_number(start), []).append(start)
+    again = len(by_number) < len(starts)
+    attempts = {start.id: Attempt(f"{key}.{place if again else _number(start)}") for place, start in enumerate(starts, 1)}
+    by_process = {_process(start): start for start in starts}
+    by_time = {_began(start): start for start in reversed(starts)}
     times = sorted(by_time)
     for journal in members:
-        ordinal, began = journal.header.ordinal, journal.header.started
-        if ordinal is None or ordinal not in attempts or journal.header.rank != 0:
-            ordinal = by_time[_nearest(times, began)]
-        attempts[ordinal].journals.append(journal)
+        number = journal.header.ordinal if journal.header.rank == 0 else None
+        if number is not None and number in by_number:
+            start = by_process.get(_process(journal)) or _last_before(_began(journal), by_number[number])
+        else:
+            start = by_time[_nearest(times, _began(journal))]
+        attempts[start.id].journals.append(journal)
     return list(attempts.values())
+
+
+def _starts(members: Sequence[Journal]) -> list[Journal]:
+    """Return the first journal of each start of rank 0, oldest first.
+
+    Starts are numbered, but by the journals on their node: where those before were pruned, or are on another node, the numbers
+    begin again, and clocks count. A program inside `fanfold exec` has the number of the process around it, and is no start.
+    """
+    found: dict[int, list[Journal]] = {}
+    firsts = (j for j in members if j.header.rank == 0 and j.header.role == "main" and not j.header.follows)
+    for journal in sorted(firsts, key=_began):
+        same = found.setdefault(_number(journal), [])
+        if not same or not _is_inside(journal, same[-1]):
+            same.append(journal)
+    starts = [start for _, same in sorted(found.items()) for start in same]
+    return starts if len(starts) == len(found) else sorted(starts, key=_began)
+
+
+def _last_before(moment: int, starts: Sequence[Journal]) -> Journal:
+    """Return the last of some starts, oldest first, that was not after a moment; the first if all were."""
+    return starts[max(0, bisect_right(starts, moment, key=_began) - 1)]
+
+
+def _began(journal: Journal) -> int:
+    return journal.header.started
+
+
+def _number(journal: Journal) -> int:
+    return journal.header.ordinal or 1
+
+
+def _process(journal: Journal) -> str:
+    return journal.header.process or journal.id
+
+
+def _is_inside(journal: Journal, around: Journal) -> bool:
+    return around.header.launcher == EXEC != journal.header.launcher
 
 
 def _nearest(times: Sequence[int], moment: int) -> int:

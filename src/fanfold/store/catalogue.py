@@ -28,7 +28,7 @@ from . import deadline, forks
 from .rows import LIVE, RunRow
 from .run import Runs, StoredRun
 
-VERSION = 4  # part of the file name; a change that breaks older readers starts a new file
+VERSION = 5  # part of the file name; a change that breaks older readers starts a new file
 SETTLED_SECONDS = 60.0
 _UNUSABLE = (sqlite3.Error, UnicodeDecodeError)  # the latter if sqlite reports damage with bytes that are not UTF-8
 MOST_OPEN = 16_384  # journals at once: each is mapped, and Linux allows a process about 65,000 maps

@@ -12,8 +12,8 @@ from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..journal import directory
 from . import deadline
+from .departed import place_now
 
 if TYPE_CHECKING:
     from .run import StoredRun
@@ -66,33 +66,35 @@ def missing(run: StoredRun) -> str | None:
     if child.fork is None:
         return None
     project, id, step = child.fork.project, child.fork.run, child.fork.step
+    if isinstance(child.kin, Limited) and not child.kin.sees(project):
+        return f"the run it was forked from is not in this store, or not open to you, so the curve begins after step {step}"
     if child.parent is not None:
         return f"the forks lead in a circle, or are more than {MOST}, so the curve begins at {child.project}/{child.id}"
     return f"run {project}/{id} is not in this store, so the curve begins after step {step}"
 
 
 def in_directory(root: Path, open: Callable[[Path], StoredRun], project: str, id: str) -> StoredRun | None:
-    """Open a run below a directory. A run that was moved to another project is found there, if only one has its id."""
-    folders = [directory.run_path(root, project, id)]
-    if not _is_there(folders[0]):
-        folders = [folder for folder in directory.same_id(root, id) if _is_there(folder)]
-    return open(folders[0]) if len(folders) == 1 else None
+    """Open a run below a directory, in the project that it was moved to if it was."""
+    folder = place_now(root, project, id)
+    return None if folder is None else open(folder)
 
 
-def _is_there(folder: Path) -> bool:
-    return not directory.is_link(folder.parent) and not directory.is_link(folder) and directory.is_run(folder)
+class Limited:
+    """Opens the runs that others continue if they are, now, in projects that `sees` allows; so for their own ancestors."""
+
+    def __init__(self, kin: Kin, sees: Callable[[str], bool]) -> None:
+        self.kin, self.sees = kin, sees
+
+    def __call__(self, project: str, id: str) -> StoredRun | None:
+        parent = self.kin(project, id)
+        return limited(parent, self.sees) if parent is not None and self.sees(parent.project) else None
 
 
 def limited(run: StoredRun, sees: Callable[[str], bool]) -> StoredRun:
     """Return a run whose ancestors are found only in projects that `sees` allows; other callers may share the given one."""
     if run.fork is None:
         return run
-    found, kin = copy(run), run.kin
+    found = copy(run)
     found.forget_parents()
-
-    def allowed(project: str, id: str) -> StoredRun | None:
-        parent = kin(project, id) if sees(project) else None
-        return limited(parent, sees) if parent is not None and sees(parent.project) else None
-
-    found.kin = allowed
+    found.kin = Limited(run.kin, sees)
     return found

@@ -9,6 +9,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import FanfoldError, RunError, RunNotFound
 from ..journal.directory import REPORTS, check_folders, decode_name, encode_name, is_link, is_run, run_path
@@ -18,6 +19,9 @@ from ..journal.spool import recover
 from .catalogue import forget
 from .changes import COPYING, check_alone, check_place
 from .run import StoredRun
+
+if TYPE_CHECKING:
+    from .query import Store
 
 # Folders that say where the original is delivered to: a copy is sent nowhere unless it is told to.
 DELIVERY = ("relay", "forward", "trackers")
@@ -45,16 +49,16 @@ def check_move(runs: Sequence[StoredRun], root: Path, project: str, *, force: bo
     return [targets.get(run.path, run.path) for run in runs]
 
 
-def found(find: Callable[[str], StoredRun], word: str, project: str) -> StoredRun:
+def found(find: Callable[[str], StoredRun], word: str, project: str, store: Store) -> StoredRun:
     """Open a run that is to be moved. If PROJECT/ID names none, an earlier try may have moved it already: look there, too."""
     try:
         return find(word)
     except RunNotFound:
-        _, inside, id = word.partition("/")
-        if not inside:
-            raise
+        old, _, id = word.rpartition("/")
         with contextlib.suppress(FanfoldError):
-            return find(f"{project}/{id}")
+            run = find(f"{project}/{id}")
+            if old and store.was_in(old, run):
+                return run
         raise
 
 

@@ -19,6 +19,7 @@ from ..settings import find_directory
 from . import catalogue
 from .attempts import UNFINISHED
 from .catalogue import Progress
+from .departed import place_now
 from .rows import LIVE, Project, RunRow, RunRows
 from .run import Runs, StoredRun, not_found
 
@@ -63,6 +64,10 @@ class Store(ABC):
     @abstractmethod
     def several(self, project: str, ids: Sequence[str]) -> dict[str, StoredRun]:
         """Open many runs in one call and return them by id. Missing runs are left out."""
+
+    @abstractmethod
+    def was_in(self, project: str, run: StoredRun) -> bool:
+        """Return whether a run was in a project before it was moved to the one where it is."""
 
     @abstractmethod
     def changed(self, since: int = 0) -> tuple[int, list[Name]]:
@@ -189,6 +194,9 @@ class LocalStore(Store):
             with contextlib.suppress(RunNotFound):
                 found[id] = self.run(project, id)
         return found
+
+    def was_in(self, project: str, run: StoredRun) -> bool:
+        return place_now(self.root.absolute(), project, run.id) == run.path
 
     def changed(self, since: int = 0) -> tuple[int, list[Name]]:
         """A finished run costs one stat of its folder, a growing one a stat of each file."""

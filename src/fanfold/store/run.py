@@ -316,9 +316,13 @@ class StoredRun:
             RunError: The run is still being written or delivered, or the project has another run of this id.
         """
         self._changes().move([self], project)
+        self._follow(project)
+        self.refresh()
+
+    def _follow(self, project: str) -> None:
+        """Take the name that the run has in the store once it is moved."""
         self.path, self._journals = directory.run_path(self.path.parent.parent, project, self.id), {}
         self.__dict__.pop("project", None)
-        self.refresh()
 
     def _changes(self) -> Changes:
         from .changes import OnDisk

@@ -74,6 +74,9 @@ class SeveralStores(Store):
             found |= store.several(project, [id for id in ids if id not in found])
         return found
 
+    def was_in(self, project: str, run: StoredRun) -> bool:
+        return self.holding(run.path).was_in(project, run)
+
     def changed(self, since: int = 0) -> tuple[int, list[Name]]:
         with self._watching:
             moved: list[Name] = []

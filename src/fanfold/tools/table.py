@@ -312,7 +312,7 @@ def _archive(store: Store, query: ArchiveQuery) -> list[dict[str, Any]]:
 
 
 def _move(store: Store, query: MoveQuery) -> list[dict[str, Any]]:
-    named = [found(partial(find, store), word, query.project) for word in query.runs]
+    named = [found(partial(find, store), word, query.project, store) for word in query.runs]
     runs = {(run.project, run.id): run for run in named}
     store.changes.move(list(runs.values()), query.project)
     return [{**answers.edited(store.run(query.project, id)), "moved": old != query.project} for old, id in runs]
