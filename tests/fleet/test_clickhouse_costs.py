@@ -19,7 +19,7 @@ from fanfold.fleet.wire import Conflict, Piece, Rejected
 from fanfold.journal import Journal, Kind
 from fanfold.journal import format as fmt
 from fanfold.server import samples
-from fleet_tools import pieces_of, write_run
+from fleet_tools import pieces_of, until, write_run
 
 
 @pytest.fixture
@@ -174,8 +174,11 @@ def test_the_same_bytes_twice_in_a_batch_are_stored_once(tmp_path, fleet):
     assert first.result(60) == [len(whole.data)]
     (again,) = second.result(60)
     assert isinstance(again, Conflict) and again.offset == 0  # sent again, it finds that all is there
-    (again,) = fleet.intake.append_all("llm", [whole]).result(60)
+    unnamed = Piece("r1", "nonsense", 0, 0, b"x")
+    again, refused = fleet.intake.append_all("llm", [whole, unnamed]).result(60)
     assert isinstance(again, Conflict) and again.offset == len(whole.data)
+    assert isinstance(refused, Rejected)
+    assert again.__traceback__ is refused.__traceback__ is None, "an outcome holds all requests of its batch in memory"
     assert fleet.store().run("llm", "r1").series("loss").steps.tolist() == list(range(50))
     assert fleet.database.one("SELECT count() AS n FROM pieces")["n"] == 1
 
@@ -194,7 +197,7 @@ def test_a_batch_is_decoded_while_the_one_before_it_is_stored(tmp_path, fleet, m
     monkeypatch.setattr(fleet.database, "insert", held)
     first = fleet.intake.append_all("llm", pieces["r1"][:1])
     assert begun.wait(60)
-    monkeypatch.setattr(intake, "scan", lambda data, *more: (decoded.set(), scan(data, *more))[1])
+    monkeypatch.setattr(intake, "scan", lambda data, *more, **apart: (decoded.set(), scan(data, *more, **apart))[1])
     repeated, second = fleet.intake.append_all("llm", pieces["r1"][:1]), fleet.intake.append_all("llm", pieces["r2"][:1])
     assert decoded.wait(60) and not first.done() and not second.done()
     free.set()
@@ -205,6 +208,36 @@ def test_a_batch_is_decoded_while_the_one_before_it_is_stored(tmp_path, fleet, m
         assert fleet.intake.append_all("llm", pieces[run][1:]).result(60)[0] > pieces[run][1].offset
         assert fleet.store().run("llm", run).series("loss").steps.tolist() == list(range(20))
     assert fleet.database.one("SELECT count() AS n FROM pieces")["n"] == 4
+
+
+def test_what_arrives_while_a_batch_is_stored_is_one_batch(tmp_path, fleet, monkeypatch):
+    runs = [f"r{at}" for at in range(5)]
+    pieces = {run: pieces_of(write_run(tmp_path / "runs", 20, id=run), run=run) for run in runs}
+    free, stored, decoded = threading.Event(), [], []
+    insert, scan = fleet.database.insert, intake.scan
+
+    def held(table: str, columns: Any, **options: Any) -> None:
+        if table == "pieces":
+            stored.append(len(columns["run"]))
+            assert free.wait(60)
+        insert(table, columns, **options)
+
+    def scanned(*given: Any, **named: Any) -> Any:
+        decoded.append(given)
+        return scan(*given, **named)
+
+    monkeypatch.setattr(fleet.database, "insert", held)
+    monkeypatch.setattr(intake, "scan", scanned)
+    waiting = []
+    for at, run in enumerate(runs, 1):  # each one arrives only when the one before it was decoded
+        waiting.append(fleet.intake.append_all("llm", pieces[run]))
+        assert until(lambda: len(decoded) == at)  # noqa: B023 - asked for at once
+        assert until(lambda: bool(stored))
+    free.set()
+    assert [one.result(60) for one in waiting] == [[len(pieces[run][0].data)] for run in runs]
+    assert stored == [1, 4]
+    for run in runs:
+        assert fleet.store().run("llm", run).series("loss").steps.tolist() == list(range(20))
 
 
 def test_gaps_are_no_longer_than_what_was_sent_explains(tmp_path, fleet):

@@ -436,8 +436,8 @@ def test_cells_that_a_dead_gateway_left_are_made_by_the_next_one(tmp_path, click
     fleet.database.run("ALTER TABLE commits UPDATE seen = seen - 7200 WHERE 1 SETTINGS mutations_sync = 2")
     assert left(fleet.database) == {at: before.offset + len(before.data)}, "nothing arrived for long: the rest, too"
     other = Roller(Fleet(clickhouse).database, lambda run: False, gather=0.0)
-    other.stored((1, 1), 0, 0, ended=False)
-    other.stored((1, 1), 0, UNIT, ended=False)
+    other.stored([((1, 1), 0, 0, False)])
+    other.stored([((1, 1), 0, UNIT, False)])
     assert until(lambda: not left(fleet.database))
     other.close()
     assert cells(fleet) == fleet.database.one("SELECT count() AS n FROM points")["n"]

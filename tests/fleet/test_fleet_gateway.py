@@ -160,6 +160,40 @@ def test_without_tokens_no_web_page_and_no_foreign_name_gets_in(journal, store):
     assert append(client(store), piece).status_code == 200
 
 
+def test_a_door_that_is_not_named_exactly_is_found_by_the_router(journal, store):
+    (piece,) = pieces_of(journal)
+    body, length = encode([piece])
+    http = client(store)
+    query, headers = {"project": "llm"}, {LENGTH: str(length)}
+    wrong = http.get("/v1/append", params=query)
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+    moved = http.post("/v1/append/", params=query, content=body, headers=headers, follow_redirects=False)
+    assert (moved.status_code, moved.headers["location"]) == (307, "http://127.0.0.1/v1/append?project=llm")
+    assert [http.head(path).status_code for path in ("/healthz", "/v1/append", "/v1/nothing")] == [200, 405, 404]
+    below = TestClient(http.app, base_url="http://127.0.0.1", root_path="/v1")  # a proxy serves us under another path
+    assert below.post("/v1/append", params=query, content=body, headers=headers).status_code == 404
+    below = TestClient(http.app, base_url="http://127.0.0.1", root_path="/gateway")
+    assert below.post("/gateway/v1/append", params=query, content=body, headers=headers).status_code == 200
+    assert http.post("/v1/%61ppend", params=query, content=body, headers=headers).status_code == 409
+
+
+def test_of_two_headers_with_one_name_the_first_counts(journal, store):
+    tokens = Tokens(store / FILE_NAME)
+    _, word = tokens.create("x", projects=["llm"], scopes=["write"])
+    (piece,) = pieces_of(journal)
+    body, length = encode([piece])
+    http = client(store, tokens)
+
+    def post(*headers: tuple[str, str]) -> int:
+        return http.post("/v1/append", params={"project": "llm"}, content=body, headers=headers).status_code
+
+    right, wrong, size = ("authorization", f"Bearer {word}"), ("authorization", "Bearer ffk_x_y"), (LENGTH, str(length))
+    assert post(wrong, right, size) == 401
+    assert post(right, size, ("origin", "https://evil.example"), ("origin", "http://127.0.0.1")) == 403
+    assert post(right, (LENGTH, "1"), size) == 400
+    assert post(("Authorization", right[1]), wrong, size, (LENGTH, "1")) == 200
+
+
 def test_each_piece_has_its_own_answer(journal, store):
     first, second, third = pieces_of(journal, 2, 5)
     http = client(store)

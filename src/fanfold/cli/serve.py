@@ -7,7 +7,6 @@ Any number of gateways may serve one directory.
 from __future__ import annotations
 
 import argparse
-import gc
 import sys
 from pathlib import Path
 from types import FrameType
@@ -60,9 +59,11 @@ def run(args: argparse.Namespace) -> int:
 
     from ..fleet import logs
     from ..notify.watch import watching
+    from ..server import memory
     from ..server.connections import Connections
     from ..server.gateway import Limits, app
 
+    memory.keep()
     logins.check(args)
     watched = _notified(args)
     place = places.place(args, power=args.durability == "power")
@@ -111,8 +112,7 @@ def run(args: argparse.Namespace) -> int:
         )
         output.remark(args, f"The dashboard is at {address}/ui/. Ctrl-C stops the gateway.{anybody}")
     sys.stdout.flush()
-    gc.freeze()  # a gateway keeps many objects; with the usual threshold, looking through them costs half as much as decoding
-    gc.set_threshold(5_000, 10, 10)
+    memory.settle()
     with logs.to_stream(args.log_level), beside(place.store), push, watching(_watch(place, watched)):
         Server(config).run(sockets=listeners)
     return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from .decode import PointBlock, Scanned, learn, series_number
 from .profile import Profile, add_profile
 
 
-@dataclass
+@dataclass(slots=True)
 class InsertJob:
     """One piece to be inserted into the tables."""
 
@@ -25,15 +25,14 @@ class InsertJob:
     scanned: Scanned
     shapes: MutableMapping[int, Shape]  # of the journal before it
     profile: Profile
-    named: Mapping[int, Shape] = field(default_factory=dict)  # defined in it
+    at: tuple[int, int] = field(init=False)  # run and journal
+    start: int = field(init=False)
+    end: int = field(init=False)
 
-    @property
-    def start(self) -> int:
-        return self.piece.offset
-
-    @property
-    def end(self) -> int:
-        return self.piece.offset + self.piece.gap + len(self.piece.data)
+    def __post_init__(self) -> None:
+        self.at = (self.run, self.journal)
+        self.start = self.piece.offset
+        self.end = self.start + self.piece.gap + len(self.piece.data)
 
 
 def u64(values: Sequence[int]) -> Any:
@@ -44,10 +43,8 @@ def u64(values: Sequence[int]) -> Any:
 
 def token_of(jobs: Sequence[InsertJob], once: str) -> str:
     """Return a token of the batch's journals, offsets and this try, so that an insert repeated by the network is stored once."""
-    whole = hashlib.blake2b(once.encode(), digest_size=16)
-    for job in jobs:
-        whole.update(f"{job.journal:x}:{job.start}:{job.end};".encode())
-    return whole.hexdigest()
+    text = "".join([f"{job.journal:x}:{job.start}:{job.end};" for job in jobs])
+    return hashlib.blake2b(f"{once}{text}".encode(), digest_size=16).hexdigest()
 
 
 def tables_of(jobs: Sequence[InsertJob]) -> dict[str, dict[str, Any]]:

@@ -11,7 +11,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..errors import FanfoldError
@@ -103,12 +103,16 @@ class Roller:
         self._closing = False
         self._sweep_at = 0.0
 
-    def stored(self, at: At, start: int, end: int, *, ended: bool) -> None:
-        """Note that a journal grew. Cells are made of its whole parts, and of the rest once it has ended."""
-        upto = end if ended else end // UNIT * UNIT
+    def stored(self, grown: Iterable[tuple[At, int, int, bool]]) -> None:
+        """Note that journals grew: from where to where, and whether they ended.
+
+        Cells are made of a journal's whole parts, and of the rest once it has ended.
+        """
+        uptos = ((at, start, end if ended else end // UNIT * UNIT, ended) for at, start, end, ended in grown)
+        due = {at: upto for at, start, upto, ended in uptos if upto > start or ended}
         with self._wake:
-            if upto > start or ended:
-                self._due[at] = max(upto, self._due.get(at, 0))
+            if due:
+                self._due.update({at: max(upto, self._due.get(at, 0)) for at, upto in due.items()})
                 self._wake.notify()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="fanfold-clickhouse-cells", daemon=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass, field
+import struct
+from array import array
+from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -71,15 +73,19 @@ class Other(NamedTuple):
     body: bytes
 
 
-@dataclass
+@dataclass(slots=True)
 class Scanned:
-    """The content of a piece: rows by shape, each as runs of equal frames, and all other frames. `end`: how far it is valid."""
+    """The content of a piece: runs of equal rows, each as shape, place and number, and all other frames.
+
+    `named`: shapes that are defined in it, if they were to be kept apart. `end`: how far it is valid. There is one of these for
+    each process and second, so it consists of few objects: the garbage collector looks at each.
+    """
 
     data: bytes
     base: int  # offset in the journal at which data begins
-    rows: dict[int, list[list[int]]] = field(default_factory=dict)
-    shapes: dict[int, Shape] = field(default_factory=dict)  # of the rows
-    others: list[Other] = field(default_factory=list)
+    rows: list[tuple[Shape, int, int]]
+    others: Sequence[Other] = ()
+    named: MutableMapping[int, Shape] | None = None
     unnamed: int = 0  # rows with an unknown shape
     points: int = 0
     runs: int = 0  # of equal frames
@@ -89,38 +95,42 @@ class Scanned:
 
 MOST_FRAMES = 1 << 17  # per request, other than rows, and runs of rows: a batch of a megabyte has fewer
 MOST_POINTS = 1 << 21
+_ROW = int(Kind.ROW)
+_NUMBER = struct.Struct("<I").unpack_from
 
 
 def scan(
-    data: bytes, base: int, seed: int, shapes: MutableMapping[int, Shape], named: MutableMapping[int, Shape] | None = None,
-    heads: dict[int, Any] | None = None,
+    data: bytes, base: int, seed: int, shapes: MutableMapping[int, Shape], heads: dict[int, Any] | None = None, *,
+    apart: bool = False,
 ) -> Scanned:  # fmt: skip
-    """Scan and check whole frames. Shapes defined on the way are added to `named` (None: to `shapes`), heads to `heads`.
+    """Scan and check whole frames. Shapes defined on the way are added to `shapes`, unless kept `apart`; heads to `heads`.
 
     It stops early if a piece expands to too many table rows: one byte of a row can be a point.
     """
-    found, named = Scanned(data, base), shapes if named is None else named
-    for span in spans(memoryview(data), 0, len(data), seed, header=not base, heads=heads):
+    found = Scanned(data, base, [], named=None if apart else shapes)
+    others: list[Other] | None = None
+    for kind, flags, at, end, stride in spans(memoryview(data), 0, len(data), seed, header=not base, heads=heads):
         found.runs += 1
-        if span.kind == Kind.ROW:
-            number = int.from_bytes(data[span.at + HEAD_SIZE : span.at + HEAD_SIZE + 4], "little")
-            shape = found.shapes.get(number)
-            if shape is None and (shape := shapes.get(number) or named.get(number)) is not None:
-                found.shapes[number] = shape
-            if shape is None or HEAD_SIZE + shape.size != span.stride or shape.layout != span.flags:
-                found.unnamed += span.number  # their keys are unknown: every reader of the journal counts them as damage
+        if kind == _ROW:
+            number, count = _NUMBER(data, at + HEAD_SIZE)[0], (end - at) // stride
+            shape = shapes.get(number) or (found.named.get(number) if found.named else None)
+            if shape is None or HEAD_SIZE + shape.size != stride or shape.layout != flags:
+                found.unnamed += count  # their keys are unknown: every reader of the journal counts them as damage
             else:
-                found.rows.setdefault(number, []).append([span.at, span.number])
-                found.points += span.number * len(shape.keys)
+                found.rows.append((shape, at, count))
+                found.points += count * len(shape.keys)
         else:
-            body = data[span.at + HEAD_SIZE : span.end]
-            if span.kind == Kind.SHAPE:
-                learn(named, body)
-            found.others.append(Other(span.kind, span.flags, base + span.at, body))
-        found.crowded = found.runs > MOST_FRAMES or found.points > MOST_POINTS
-        if found.crowded:
+            body = data[at + HEAD_SIZE : end]
+            if kind == Kind.SHAPE:
+                found.named = {} if found.named is None else found.named
+                learn(found.named, body)
+            if others is None:
+                found.others = others = []
+            others.append(Other(kind, flags, base + at, body))
+        if found.runs > MOST_FRAMES or found.points > MOST_POINTS:
+            found.crowded = True
             break
-        found.end = span.end
+        found.end = end
     return found
 
 
@@ -151,27 +161,30 @@ class Rows:
         """Return the columns of all points, in the order in which the table keeps them: the database need not sort them."""
         import numpy as np
 
-        parts = sorted(self.parts)
-        rows = np.frombuffer(b"".join([part[4] for part in parts]), _row_type(self.shape))
-        counts = np.array([part[3] for part in parts])
-        run, journal, at = np.array([part[:3] for part in parts], np.uint64).repeat(counts, axis=0).T
-        inside = np.arange(len(rows)) - (np.cumsum(counts) - counts).repeat(counts)
-        pos = at + inside.astype(np.uint64) * np.uint64(HEAD_SIZE + self.shape.size)
+        *parts, data = zip(*sorted(self.parts), strict=True)
+        run, journal, at, counts = (np.frombuffer(array("Q", part), np.uint64) for part in parts)
+        rows = np.frombuffer(b"".join(data), _row_type(self.shape))
+        if len(rows) > len(counts):
+            counts = counts.astype(np.int64)
+            inside = np.arange(len(rows)) - (np.cumsum(counts) - counts).repeat(counts)
+            run, journal, at = run.repeat(counts), journal.repeat(counts), at.repeat(counts)
+            at += inside.astype(np.uint64) * np.uint64(HEAD_SIZE + self.shape.size)
         series, places = _series(self.shape)
-        row, key = _by_run(run, len(series))
-        cell = row * len(places) + places[key]
+        order = Order(run, len(series))
+        cell = order.row * len(places)
+        cell += order.by_key(places)
         columns = {
-            "run": run[row],
-            "journal": journal[row],
-            "series": series[key],
-            "pos": pos[row],
-            "step": _steps(self.shape, rows)[row],
-            "time": rows["time"][row],
-            "value": _floats(self.shape, rows).ravel()[cell],
+            "run": order.by_run(run),
+            "journal": journal.take(order.row),
+            "series": order.by_key(series),
+            "pos": at.take(order.row),
+            "step": _steps(self.shape, rows).take(order.row),
+            "time": rows["time"].take(order.row),
+            "value": _floats(self.shape, rows).take(cell),
         }
         if not set(self.shape.types) <= {"d", "f"}:
-            columns["kind"] = np.array([KINDS[code] for code in self.shape.types], np.uint8)[places[key]]
-            columns["whole"] = _wholes(self.shape, rows).ravel()[cell]
+            columns["kind"] = order.by_key(np.array([KINDS[code] for code in self.shape.types], np.uint8)[places])
+            columns["whole"] = _wholes(self.shape, rows).take(cell)
         return columns
 
 
@@ -184,17 +197,15 @@ class PointBlock:
 
     def add(self, run: int, journal: int, scanned: Scanned) -> None:
         """Add a piece's rows."""
-        for number, places in scanned.rows.items():
-            shape = scanned.shapes[number]
+        data, base = scanned.data, scanned.base
+        for shape, at, count in scanned.rows:
             if not shape.keys:
                 continue
             rows = self._rows.get(id(shape))
             if rows is None:
                 rows = self._rows[id(shape)] = Rows(shape)
-            stride = HEAD_SIZE + shape.size
-            for at, count in places:
-                rows.parts.append((run, journal, scanned.base + at, count, scanned.data[at : at + count * stride]))
-                self.count += count * len(shape.keys)
+            rows.parts.append((run, journal, base + at, count, data[at : at + count * (HEAD_SIZE + shape.size)]))
+            self.count += count * len(shape.keys)
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """Return the columns of all points. `kind` and `whole` are left out if they would be all zeros."""
@@ -211,17 +222,30 @@ class PointBlock:
         }
 
 
-def _by_run(run: NDArray[np.uint64], keys: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return the row and the key of each point of rows that are sorted by run: run by run, and in a run key by key."""
-    import numpy as np
+class Order:
+    """The order of the points of rows that are sorted by run: run by run, and in a run key by key. `row`: of each point."""
 
-    first = np.flatnonzero(run[1:] != run[:-1]) + 1
-    begin = np.concatenate([[0], first]).astype(np.int32)
-    sizes = np.diff(begin, append=np.int32(len(run)))
-    points = sizes * keys
-    begins = begin.repeat(points)
-    key, row = np.divmod(np.arange(len(run) * keys, dtype=np.int32) - begins * np.int32(keys), sizes.repeat(points))
-    return row + begins, key
+    def __init__(self, run: NDArray[np.uint64], keys: int) -> None:
+        import numpy as np
+
+        self._begin = np.concatenate([[0], np.flatnonzero(run[1:] != run[:-1]) + 1])
+        sizes = np.diff(self._begin, append=len(run))
+        self._points = sizes * keys  # of each run
+        self._each = sizes.repeat(keys)  # points of each key of each run
+        before = np.cumsum(self._each) - self._each
+        self.row = np.arange(len(run) * keys)
+        self.row -= (before - self._begin.repeat(keys)).repeat(self._each)
+
+    def by_run(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """Return for each point what the rows of its run have in common."""
+        common: NDArray[Any] = rows[self._begin].repeat(self._points)
+        return common
+
+    def by_key(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return for each point the value of its key."""
+        import numpy as np
+
+        return np.tile(values, len(self._begin)).repeat(self._each)
 
 
 @_kept_if(lambda shape: len(shape.keys) <= FEW_KEYS, 1024)

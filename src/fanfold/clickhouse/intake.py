@@ -14,15 +14,16 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
-from zlib import crc32
 
 from ..errors import FanfoldError, RunError, outcome
 from ..fleet.intake import Result, check_gap, check_header
 from ..fleet.wire import MAX_GAP, Conflict, Gone, Piece, Rejected, checked_journal, checked_name
-from ..journal.format import Kind, Shape
+from ..journal.format import Kind, Shape, seed_of
 from ..journal.requests import JobRequest
 from . import schema
 from .batch import InsertJob, tables_of, token_of, u64
@@ -38,6 +39,7 @@ _BEGUN = (
     "AND at > now64() - 60) AS n"
 )
 GATHER_SECONDS = 0.25  # how long a batch is collected: ClickHouse works best with few large inserts
+STEP_SECONDS = 0.05  # while one batch is stored, what arrives is added to the next one that often
 MOST_BYTES = 64 << 20  # in one batch
 MOST_BATCH_POINTS = 2 * MOST_POINTS
 MOST_JOBS = 16_000  # … and their ids are sent in the URL of a query
@@ -68,13 +70,9 @@ class Named(NamedTuple):
 
     place: int  # in its request
     piece: Piece
-    run: int
+    at: tuple[int, int]  # run and journal
     rank: int
-    journal: int
-
-    @property
-    def at(self) -> tuple[int, int]:
-        return self.run, self.journal
+    seed: int  # of its frames' checksums
 
 
 class Request:
@@ -101,13 +99,21 @@ class Request:
 class Batch:
     """Requests that are decoded together: what is to be stored of them, and for which place in which request."""
 
-    busy: frozenset[tuple[int, int]] = frozenset()  # journals of the batch before it, which is still being stored
+    busy: AbstractSet[tuple[int, int]] = frozenset()  # journals of the batch before it, which is still being stored
     requests: list[Request] = field(default_factory=list)
     jobs: dict[tuple[int, int], tuple[Request, int, InsertJob]] = field(default_factory=dict)  # by run and journal
-    tables: dict[str, dict[str, Any]] = field(default_factory=dict)
+    size: int = 0  # bytes
+    pieces: int = 0
+    points: int = 0
 
-    def fill(self) -> None:
-        self.tables = tables_of([job for _, _, job in self.jobs.values()]) if self.jobs else {}
+    def add(self, request: Request, points: int) -> None:
+        self.requests.append(request)
+        self.size += request.size
+        self.pieces += len(request.pieces)
+        self.points += points
+
+    def clear(self) -> None:
+        self.requests, self.jobs, self.size, self.pieces, self.points = [], {}, 0, 0, 0
 
 
 class Room:
@@ -119,13 +125,13 @@ class Room:
 
     @property
     def left(self) -> bool:
-        return min(self.runs, self.points, self.rows) > 0
+        return self.runs > 0 and self.points > 0 and self.rows > 0
 
     def take(self, scanned: Scanned) -> bool:
         """Subtract a piece's share; return whether it was within the limits."""
         self.runs -= scanned.runs
         self.points -= scanned.points
-        return min(self.runs, self.points) >= 0
+        return self.runs >= 0 and self.points >= 0
 
 
 class ClickHouseIntake:
@@ -181,14 +187,14 @@ class ClickHouseIntake:
         found = []
         for place, piece in enumerate(request.pieces):
             try:
-                rank, id = checked_journal(piece.journal)
+                rank, journal, seed = _read_name(piece.journal)
                 run = self._number(request.project, piece.run, numbers)
                 if piece.offset < 0 or not 0 <= piece.gap <= MAX_GAP or not piece.data:
                     raise Rejected(400, "an offset or gap is out of range, or nothing follows it. Nothing was stored.")
             except FanfoldError as error:
-                request.results[place] = error
+                request.results[place] = error.with_traceback(None)  # which would hold the request in memory
             else:
-                found.append(Named(place, piece, run, rank, int(id, 16)))
+                found.append(Named(place, piece, (run, journal), rank, seed))
         return found
 
     def _number(self, project: str, run: str, numbers: dict[str, int | FanfoldError]) -> int:
@@ -223,19 +229,18 @@ class ClickHouseIntake:
 
     def _prepared(self, project: str, one: Named, batch: Batch, room: Room, sent: Mapping[tuple[int, int], int]) -> InsertJob:
         """Check one piece against the stored state, and decode it."""
-        piece = one.piece
-        known = self._remembered(one.at)
+        _, piece, at, rank, seed = one
+        known = self._remembered(at)
         if known is not None and known.end != piece.offset:
             raise Conflict(known.end)
         if known is None or not known.complete:
             raise DatabaseUnavailable("other requests pushed the journal out of memory")
-        if one.at in batch.jobs or one.at in batch.busy or not room.left:
+        if at in batch.jobs or at in batch.busy or not room.left:
             raise Conflict(piece.offset)  # it is sent again in the next request
         if piece.gap:
-            check_gap(piece, sent.get(one.at, 0))
-        named: dict[int, Shape] = {}
+            check_gap(piece, sent.get(at, 0))
         base = piece.offset + piece.gap
-        scanned = scan(piece.data, base, crc32(one.journal.to_bytes(8, "little")), known.shapes, named, known.heads)
+        scanned = scan(piece.data, base, seed, known.shapes, known.heads, apart=True)
         if len(known.heads) > FEW_HEADS:
             known.heads = {}
         if scanned.crowded:
@@ -249,10 +254,10 @@ class ClickHouseIntake:
             check_header(piece, first.body if first is not None and first.kind == Kind.HEADER else b"")
         if not room.take(scanned) and not room.first:
             raise Conflict(piece.offset)
-        profile = profile_of(one.run, one.rank, scanned.others)
+        profile = profile_of(at[0], rank, scanned.others)
         room.rows -= len(profile["ops"])
         room.first = False
-        return InsertJob(project, piece, one.run, one.journal, one.rank, scanned, known.shapes, profile, named)
+        return InsertJob(project, piece, *at, rank, scanned, known.shapes, profile)
 
     def _check(self, project: str, run: str) -> int:
         return self.names.number(checked_name("project", project), checked_name("run", run))
@@ -313,69 +318,92 @@ class ClickHouseIntake:
         for at, known in stale.items():
             self._remember(at, known)
 
-    def _advance(self, job: InsertJob) -> None:
-        """Record that a job is committed. Its shapes are added to the known ones, not copied: a journal may have very many."""
-        at = (job.run, job.journal)
+    def _advance(self, jobs: Iterable[InsertJob]) -> None:
+        """Record that jobs are committed."""
         with self._memory:
-            known = self._remembered(at)
-            if known is None or known.shapes is not job.shapes:
-                self._forget(at)  # it was pushed out of memory; the next piece looks it up again
-                return
-            known.end = job.end
-            if job.named:
-                for number, shape in job.named.items():
-                    known.shapes.setdefault(number, shape)
-                weight = known.weight + sum(len(other.body) for other in job.scanned.others if other.kind == Kind.SHAPE)
-                self._forget(at)
-                known.weight = weight
-                self._remember(at, known)
+            for job in jobs:
+                known = self._known.get(job.at)
+                if known is None or known.shapes is not job.shapes:
+                    self._forget(job.at)  # it was pushed out of memory; the next piece looks it up again
+                    continue
+                known.end = job.end
+                if job.scanned.named:
+                    self._add_shapes(known, job, job.scanned.named)
+
+    def _add_shapes(self, known: Known, job: InsertJob, named: Mapping[int, Shape]) -> None:
+        """Add the shapes of a job to the known ones. They are not copied: a journal may have very many."""
+        for number, shape in named.items():
+            known.shapes.setdefault(number, shape)
+        weight = known.weight + sum(len(other.body) for other in job.scanned.others if other.kind == Kind.SHAPE)
+        self._forget(job.at)
+        known.weight = weight
+        self._remember(job.at, known)
 
     # Batches
 
     def _write_on(self) -> None:
-        """Collect and decode waiting requests until stopped: each batch is stored while the next one is decoded.
+        """Collect and decode waiting requests until stopped: each batch is stored while the next one grows.
 
         Requests postponed from one batch come first in the next.
         """
         later: list[Request] = []
         storing: Future[None] | None = None
-        busy: frozenset[tuple[int, int]] = frozenset()
+        stored = Batch()
         last = False
         with ThreadPoolExecutor(1, "fanfold-clickhouse-store") as stores:
             while not last or later:
-                waiting: list[Request | None] = [*later] or [self._queue.get()]
+                batch = Batch()
+                waiting = later or [one for one in (self._queue.get(),) if one is not None]
+                last = last or not waiting
                 time.sleep(0 if last else self.gather)
-                while _has_room(waiting):
-                    try:
-                        waiting.append(self._queue.get_nowait())
-                    except queue.Empty:
+                while True:
+                    last = self._take(waiting, batch) or last
+                    batch.busy = stored.jobs.keys() if storing is not None and not storing.done() else frozenset()
+                    waiting, later = [], self._decoded(waiting, batch)
+                    if later or storing is None or storing.done():
                         break
-                last = last or None in waiting
-                busy = frozenset() if storing is None or storing.done() else busy
-                batch, later = self._decoded([one for one in waiting if one is not None], busy)
+                    wait([storing], STEP_SECONDS)
                 wait([storing] if storing else [])
-                storing, busy = stores.submit(self._store_all, batch), frozenset(batch.jobs)
+                storing, stored = stores.submit(self._store_all, batch), batch
 
-    def _decoded(self, waiting: list[Request], busy: frozenset[tuple[int, int]]) -> tuple[Batch, list[Request]]:
-        """Decode requests as one batch; return it, and the requests that are too much for it."""
-        batch = Batch(busy)
+    def _take(self, waiting: list[Request], batch: Batch) -> bool:
+        """Add queued requests to those for a batch, as many as fit; return whether the intake is to stop after them."""
+        size = batch.size + sum(one.size for one in waiting)
+        pieces = batch.pieces + sum(len(one.pieces) for one in waiting)
+        stopped = False
+        while size < MOST_BYTES and pieces < MOST_JOBS:
+            try:
+                one = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if one is None:
+                stopped = True
+                continue
+            waiting.append(one)
+            size, pieces = size + one.size, pieces + len(one.pieces)
+        return stopped
+
+    def _decoded(self, waiting: list[Request], batch: Batch) -> list[Request]:
+        """Decode requests into a batch; return those that are too much for it."""
         later, error = outcome(lambda: self._decode(waiting, batch))  # whatever happens, every caller gets a response
         if error is None:
-            return batch, later or []
-        for request in waiting:
+            return later or []
+        for request in {id(one): one for one in (*batch.requests, *waiting)}.values():
             request.fail(error)
-        return Batch(), []
+        batch.clear()
+        return []
 
     def _decode(self, waiting: list[Request], batch: Batch) -> list[Request]:
         """Add the pieces that start at their journals' ends to a batch; return the requests that are too much for it."""
+        if not waiting:
+            return []
         self.names.meet({(request.project, piece.run) for request in waiting for piece in request.pieces})
         numbers: dict[str, dict[str, int | FanfoldError]] = {}
         named = [self._named(request, numbers.setdefault(request.project, {})) for request in waiting]
         sent = self._look_up(one for pieces in named for one in pieces)
         later = []
-        points = 0
         for request, pieces in zip(waiting, named, strict=True):
-            if points >= MOST_BATCH_POINTS:
+            if batch.points >= MOST_BATCH_POINTS:
                 later.append(request)
                 continue
             room = Room()
@@ -383,13 +411,11 @@ class ClickHouseIntake:
                 try:
                     job = self._prepared(request.project, one, batch, room, sent)
                 except (FanfoldError, OSError) as error:
-                    request.results[one.place] = error
+                    request.results[one.place] = error.with_traceback(None)  # which would hold the whole batch in memory
                 else:
                     batch.jobs[one.at] = (request, one.place, job)
                     request.results[one.place] = job.end
-            points += MOST_POINTS - room.points
-            batch.requests.append(request)
-        batch.fill()
+            batch.add(request, MOST_POINTS - room.points)
         return later
 
     def _store_all(self, batch: Batch) -> None:
@@ -403,23 +429,22 @@ class ClickHouseIntake:
         for at, moved in elsewhere.items():
             request, place, _ = batch.jobs.pop(at)
             request.results[place] = moved
-        if elsewhere:
-            batch.fill()
-        self._write([job for _, _, job in batch.jobs.values()], batch.tables)
+        self._write([job for _, _, job in batch.jobs.values()])
 
     def _elsewhere(self, jobs: Sequence[InsertJob]) -> dict[tuple[int, int], Conflict]:
         """Return errors for jobs whose journals another gateway advanced meanwhile: their bytes are already stored."""
-        ends = self._ends([(job.run, job.journal) for job in jobs]) if jobs else {}
-        moved = [at for job in jobs if ends.get(at := (job.run, job.journal), 0) != job.start]
+        ends = self._ends([job.at for job in jobs]) if jobs else {}
+        moved = [job.at for job in jobs if ends.get(job.at, 0) != job.start]
         for at in moved:
             self._forget(at)
         return {at: Conflict(ends.get(at, 0)) for at in moved}
 
-    def _write(self, jobs: list[InsertJob], tables: Mapping[str, dict[str, Any]]) -> None:
+    def _write(self, jobs: list[InsertJob]) -> None:
         import numpy as np
 
         if not jobs:
             return
+        tables = tables_of(jobs)
         self._batches += 1
         token = token_of(jobs, f"{self._boot}:{self._batches}")
         for name in ("pieces", "runs", "keys", "frames", "points", "ops", "usage"):
@@ -427,17 +452,13 @@ class ClickHouseIntake:
                 self._insert(name, tables[name], token)
         self._check_new(jobs)
         ends = {
-            "run": np.array([job.run for job in jobs], np.uint64),
-            "journal": np.array([job.journal for job in jobs], np.uint64),
+            **{name: tables["pieces"][name] for name in ("run", "journal", "end")},
             "rank": np.array([job.rank for job in jobs], np.uint32),
-            "end": np.array([job.end for job in jobs], np.uint64),
             "seen": np.full(len(jobs), np.datetime64(time.time_ns() // 1000, "us")),
         }
         self._insert("commits", ends, token)
-        for job in jobs:
-            self._advance(job)
-            ended = any(other.kind == Kind.END for other in job.scanned.others)
-            self._roller.stored((job.run, job.journal), job.start, job.end, ended=ended)
+        self._advance(jobs)
+        self._roller.stored([(job.at, job.start, job.end, _is_last(job)) for job in jobs])
 
     def _check_new(self, jobs: list[InsertJob]) -> None:
         """Raise, before anything is committed, if another gateway moved a run to the name of one that begins here.
@@ -535,9 +556,17 @@ class ClickHouseIntake:
         return keep(self.database, self._check(project, run), name, offset=offset, total=total, data=data, limit=self.max_blob)
 
 
-def _has_room(waiting: Sequence[Request | None]) -> bool:
-    there = [one for one in waiting if one is not None]
-    return sum(one.size for one in there) < MOST_BYTES and sum(len(one.pieces) for one in there) < MOST_JOBS
+def _is_last(job: InsertJob) -> bool:
+    """Return whether a journal ends with this job."""
+    others = job.scanned.others
+    return bool(others) and any(other.kind == Kind.END for other in others)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _read_name(journal: str) -> tuple[int, int, int]:
+    """Return the rank and the id in a journal's name, and where its frames' checksums start; the same names come each second."""
+    rank, id = checked_journal(journal)
+    return rank, int(id, 16), seed_of(id)
 
 
 def _asked(journals: Sequence[tuple[int, int]]) -> dict[str, list[int]]:

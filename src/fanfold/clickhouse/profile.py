@@ -5,7 +5,7 @@ Times and calls are estimates for all calls, so an older row may have higher one
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..errors import JournalError
@@ -18,7 +18,8 @@ from .decode import Other
 MOST_TABLES = 8  # per piece: a journal belongs to one process and its children
 MOST_ROWS = 1 << 17  # per request, beyond which it stops; the tables of a node have a few thousand
 
-Profile = dict[str, list[dict[str, Any]]]
+Profile = Mapping[str, Sequence[dict[str, Any]]]
+_NOTHING: Profile = {"ops": (), "usage": ()}  # what most pieces have
 
 
 def profile_of(run: int, rank: int, others: Sequence[Other]) -> Profile:
@@ -26,6 +27,8 @@ def profile_of(run: int, rank: int, others: Sequence[Other]) -> Profile:
 
     Tables are compressed and may expand a thousandfold, so only the newest of each process is unpacked.
     """
+    if not others:
+        return _NOTHING
     newest: dict[str, Ops] = {}
     uses: list[dict[str, Any]] = []
     for event in map(_event, others):

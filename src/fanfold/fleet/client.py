@@ -127,6 +127,31 @@ class Backoff:
         return min(after, 10 * LONGEST_PAUSE) + self._pick(pause / 2, pause)
 
 
+class _Whole(http.client.HTTPConnection):
+    """A connection that sends head and body of a request at once: one after the other, they wake the gateway twice."""
+
+    _held: list[Any] | None = None
+
+    def request(self, *given: Any, **named: Any) -> None:
+        self._held = []
+        try:
+            super().request(*given, **named)
+            whole = b"".join(self._held)
+        finally:
+            self._held = None
+        self.send(whole)
+
+    def send(self, data: Any) -> None:
+        if self._held is None:
+            super().send(data)
+        else:
+            self._held.append(data)
+
+
+class _WholeSecure(_Whole, http.client.HTTPSConnection):
+    """The same over TLS."""
+
+
 class Client:
     """Client of one gateway. Not thread-safe."""
 
@@ -248,8 +273,8 @@ class Client:
     def _connect(self) -> http.client.HTTPConnection:
         host, port = self._place.host, self._place.port
         if self._place.secure:
-            return http.client.HTTPSConnection(host, port, timeout=self._timeout, context=self._trust)
-        return http.client.HTTPConnection(host, port, timeout=self._timeout)
+            return _WholeSecure(host, port, timeout=self._timeout, context=self._trust)
+        return _Whole(host, port, timeout=self._timeout)
 
     def _judged(self, kind: type[Answer], response: http.client.HTTPResponse, data: bytes, also: int) -> Answer:
         """Decode a response as `kind`; anything else is treated as an unreachable gateway."""

@@ -25,7 +25,7 @@ class Metrics:
 
     def add(self, name: str, amount: float = 1, **labels: str) -> None:
         with self._lock:
-            self._values[name, tuple(sorted(labels.items()))] += amount
+            self._values[name, tuple(labels.items())] += amount
 
     def text(self, **gauges: float) -> str:
         """Return all counters in Prometheus' text format, plus the current gauges."""

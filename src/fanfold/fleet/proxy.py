@@ -71,9 +71,12 @@ class Proxied:
 
     def _judged(self, scope: Scope) -> Scope:
         peer = scope["client"][0] if scope.get("client") else ""
-        headers: list[tuple[bytes, bytes]] = list(scope["headers"])
+        headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
         said: dict[str, Any] = {}
-        if self.proxies.trusts(peer):
+        trusted = self.proxies.trusts(peer)
+        if not trusted and not any(key in self.names for key, _ in headers):
+            return scope
+        if trusted:
             proto = self.proxies.read(headers, PROTO.decode())
             said = {"scheme": proto} if proto in ("http", "https") else {}
             said["client"] = (self.proxies.caller(peer, headers), 0)

@@ -56,7 +56,7 @@ class Conflict(FanfoldError):
         self.offset = offset
 
 
-class Piece(msgspec.Struct, array_like=True, frozen=True):
+class Piece(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Whole frames of one journal: the offset they follow, and how many damaged bytes come before them."""
 
     run: str

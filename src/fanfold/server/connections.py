@@ -81,6 +81,44 @@ class Connections:
         self._sweep = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._close_late) if again else None
 
 
+class Outlet:
+    """A transport that sends the head of an answer and what follows at once in one go: apart, they wake the peer twice.
+
+    uvloop writes what it is given right away. So the first part waits for the next one, but only until the event loop's turn is
+    over: a stream that has nothing to say yet still shows its head.
+    """
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self._loop = asyncio.get_running_loop()
+        self._held: bytes | None = None
+        self.is_closing = transport.is_closing  # asked for each answer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if self._held is None:
+            self._held = data
+            self._loop.call_soon(self._flush)
+        else:
+            held, self._held = self._held, b""
+            self._transport.writelines([held, data] if held else [data])
+
+    def _flush(self) -> None:
+        held, self._held = self._held, None
+        if held:
+            self._transport.write(held)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._held = None
+        self._transport.abort()
+
+
 class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # whichever parser uvicorn found
     """One connection, and since when we have been waiting for its peer."""
 
@@ -90,7 +128,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # whichev
     client: tuple[str, int] | None
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
+        super().connection_made(Outlet(transport))
         self.peer = self.client[0] if self.client else ""
         self.party = party(self.peer)
         self.since = time.monotonic()  # when the connection, its newest request, or the wait for the next one began

@@ -25,6 +25,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import SettingError
 from ..fleet.audit import Audit
@@ -34,7 +35,7 @@ from ..fleet.intake import Intake, Result
 from ..fleet.limits import Budget, Busy, Rates, party
 from ..fleet.metrics import Metrics
 from ..fleet.proxy import Proxied
-from ..fleet.responses import answered, peer_of, read_body, whole_number
+from ..fleet.responses import Call, answered, peer_of, read_body, whole_number
 from ..fleet.responses import as_json as _json
 from ..fleet.tokens import ALL, READ, WRITE, Token, TokenBook, match
 from ..fleet.wire import (
@@ -204,10 +205,8 @@ class Door:
     of_project: bool | None = True
 
     def route(self, gateway: Gateway) -> Route:
-        async def answer(request: Request) -> Response:
-            return await self._answer(gateway, request)
-
-        return Route(self.path, answered(gateway.metrics, self.path, answer), methods=[self.method])
+        answer = answered(gateway.metrics, self.path, partial(self._answer, gateway))
+        return Route(self.path, Opened(answer), methods=[self.method])
 
     async def _answer(self, gateway: Gateway, request: Request) -> Response:
         if not self.scopes:
@@ -218,6 +217,30 @@ class Door:
         token = await gateway.admit(request, self.scopes, project or "")
         request.state.token, request.state.holder = (token.id, token) if token else (None, Anybody())
         return await self.handler(gateway, request, checked_name("project", project))
+
+
+class Opened:
+    """The app behind a door."""
+
+    def __init__(self, answer: Callable[[Request], Awaitable[Response]]) -> None:
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = await self._answer(Call(scope, receive))
+        await response(scope, receive, send)
+
+
+class Doors:
+    """The middleware that finds a door by its exact name, at once; whatever is not named exactly is left to the router."""
+
+    def __init__(self, app: ASGIApp, *, routes: Sequence[Route]) -> None:
+        self.app = app
+        self._named = {(method, route.path): route.app for route in routes for method in route.methods or ()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        named = scope["type"] == "http" and not scope.get("root_path")
+        app = self._named.get((scope["method"], scope["path"])) if named else None
+        await (app or self.app)(scope, receive, send)
 
 
 async def _append(gateway: Gateway, request: Request, project: str) -> Response:
@@ -477,10 +500,11 @@ def app(
     if logins.tokens is None and (logins.oidc is not None or logins.proxies.user):
         raise SettingError("people have to log in here, and forwarders not. The gateway was not started. Name a file of tokens.")
     gateway = Gateway(ChangeTargets(intake, audit, views, allow_delete), logins.tokens, limits or Limits(), store)
-    routes: list[BaseRoute] = [door.route(gateway) for door in DOORS]
+    routes = [door.route(gateway) for door in DOORS]
+    rest: list[BaseRoute] = gate.routes(gateway, logins, store) if store is not None else []
     served = Starlette(
-        routes=[*routes, *(gate.routes(gateway, logins, store) if store is not None else [])],
-        middleware=[Middleware(Proxied, proxies=logins.proxies), _guard(logins)],
+        routes=[*routes, *rest],
+        middleware=[Middleware(Proxied, proxies=logins.proxies), _guard(logins), Middleware(Doors, routes=routes)],
     )
     served.state.gateway = gateway
     return served

@@ -11,10 +11,11 @@ import hmac
 from collections.abc import Iterable
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..fleet.responses import Heads
 from ..process import LOOPBACK
 from .share import shared_project
 
@@ -34,6 +35,8 @@ PLOT_POLICY = (
 # For one chart in a page of any site: it can change nothing, and shows something only with a share link.
 EMBED_POLICY = PAGE_POLICY.format(ancestors="*")
 LOCAL_PAGES = "'self' http://localhost:* http://127.0.0.1:*"
+ALWAYS = ((b"x-content-type-options", b"nosniff"), (b"cross-origin-resource-policy", b"same-origin"))  # whatever an answer says
+_ALWAYS = frozenset(name for name, _ in ALWAYS)
 
 
 def host_of(netloc: str) -> str:
@@ -69,7 +72,12 @@ class Guard:
         self.token = token
         self.public = frozenset(public)
         self.embed = embed
-        self.policy = PAGE_POLICY.format(ancestors=LOCAL_PAGES if embed else "'self'")
+        policy = PAGE_POLICY.format(ancestors=LOCAL_PAGES if embed else "'self'")
+        self._otherwise = (  # where an answer does not say something else itself
+            (b"content-security-policy", policy.encode("latin-1")),
+            (b"cache-control", b"no-cache"),
+            (b"referrer-policy", b"no-referrer"),
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -79,7 +87,7 @@ class Guard:
         await (answer or self.app)(scope, receive, self._dressed(send))
 
     def _refusal(self, scope: Scope) -> Response | None:
-        headers = Headers(scope=scope)
+        headers = Heads(scope)
         host = headers.get("host", "")
         if self.hosts is not None and host_of(host) not in self.hosts:
             return _refused(
@@ -139,15 +147,15 @@ class Guard:
     def _dressed(self, send: Send) -> Send:
         async def dressed(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers.setdefault("content-security-policy", self.policy)
-                headers.setdefault("cache-control", "no-cache")
-                headers["x-content-type-options"] = "nosniff"
-                headers.setdefault("referrer-policy", "no-referrer")
-                headers["cross-origin-resource-policy"] = "same-origin"
+                message = {**message, "headers": self._headers(message.get("headers", ()))}
             await send(message)
 
         return dressed
+
+    def _headers(self, said: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        kept = [one for one in said if one[0] not in _ALWAYS]
+        names = {name for name, _ in kept}
+        return [*kept, *(one for one in self._otherwise if one[0] not in names), *ALWAYS]
 
 
 def _cookie_name(headers: Headers) -> str:
