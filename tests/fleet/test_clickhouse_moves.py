@@ -115,7 +115,7 @@ def edit(fleet, project: str, **facts: Any) -> Piece:
 def test_what_another_gateway_accepts_during_a_move_is_in_the_moved_run(tmp_path, fleet, other, monkeypatch):
     first, second, third = pieces_of(write_run(tmp_path / "node"), 100, 150)
     other.append("llm", first)  # it knows the run under this name
-    monkeypatch.setattr(fleet.intake, "_check_ended", lambda *words: None)  # the job goes on just after the look
+    monkeypatch.setattr(fleet.intake, "_going_on", lambda runs: {})  # the job goes on just after the look
     fleet.intake.move("llm", "r1", "base", "ann")
     end = other.append("llm", second)  # it may not know of the move for two seconds
     assert end == second.offset + len(second.data)
@@ -186,7 +186,7 @@ def test_a_reader_that_looks_during_moves_always_sees_the_whole_run(tmp_path, fl
 
 
 def test_a_run_may_come_back_but_takes_no_other_runs_name(tmp_path, fleet, monkeypatch):
-    monkeypatch.setattr(fleet.intake, "_check_ended", lambda *words: None)  # half of its journal comes later
+    monkeypatch.setattr(fleet.intake, "_going_on", lambda runs: {})  # half of its journal comes later
     file = write_run(tmp_path / "node")
     first, second = pieces_of(file, 100)
     fleet.intake.append("llm", first)
@@ -442,14 +442,15 @@ def test_a_blob_that_is_acknowledged_stays_with_its_name(tmp_path, fleet, other)
 def test_a_run_that_goes_on_after_the_callers_look_is_not_moved(tmp_path, fleet, other):
     (whole,) = pieces_of(write_run(tmp_path / "node"))
     fleet.intake.append("llm", whole)
+    fleet.intake.append("llm", *pieces_of(write_run(tmp_path / "first", id="a"), run="a"))
     changes = ChangeTargets(fleet.intake, AuditFile(tmp_path / "audit"), allow_delete=True).by(Anybody("ann"), "here")
-    seen = fleet.store().run("llm", "r1")
-    assert seen.status == "finished"
+    seen = [fleet.store().run("llm", id) for id in ("a", "r1")]
+    assert [run.status for run in seen] == ["finished", "finished"]
     resumed, _ = pieces_of(write_run(tmp_path / "again"), 100)
     other.append("llm", resumed)
     with pytest.raises(FanfoldError, match=r"may still be written. Nothing was moved"):
-        changes.move([seen], "base")
-    assert names(fleet.store()) == [("llm", "r1")]
+        changes.move(seen, "base")
+    assert names(fleet.store()) == [("llm", "a"), ("llm", "r1")]
 
 
 def test_of_a_move_and_a_deletion_at_once_one_is_refused(tmp_path, fleet, other, monkeypatch):

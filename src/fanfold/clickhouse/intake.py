@@ -538,29 +538,62 @@ class ClickHouseIntake:
                 raise _taken_by("has", target, run)
         return number
 
-    def _check_ended(self, number: int, project: str, run: str) -> None:
-        """Raise if a run is written again since the caller looked. It is read anew: a resumed job may send to another gateway."""
-        found = FleetRun(self.database, Path("/nowhere"), RunName(number, project, run))
-        read([found])
-        if found.journals:
-            check_idle(found, ("running", "lost"), "moved")
-
     def move(self, project: str, run: str, target: str, by: str) -> None:
-        """Give a run another project. If two gateways do at once, the later one counts.
+        """Give a run another project. If two gateways do at once, the later one counts."""
+        (error,) = self.move_all([(project, run)], target, by)
+        if error is not None:
+            raise error
 
-        The row is a claim on the run's name there, and stays: if another run was first, it is void.
+    def move_all(self, runs: Sequence[tuple[str, str]], target: str, by: str) -> list[FanfoldError | None]:
+        """Move runs with one wait for all; return for each why it was not moved. If one of them cannot go, none does.
+
+        Each gets a row that claims its name there and stays: if another run was first, it is void.
         """
-        number, there = self._movable(project, run, target), run_number(target, run)
-        self._check_ended(number, project, run)
-        name = {"run": u64([number]), "project": [target], "id": [run]}
-        self.database.insert("moved", {**name, "name": u64([there]), "who": [by or "?"]})
+        errors: dict[tuple[str, str], FanfoldError] = {}
+        numbers: dict[tuple[str, str], int] = {}
+        for name in runs:
+            try:
+                numbers[name] = self._movable(*name, target)
+            except FanfoldError as error:
+                errors[name] = error
+        errors.update(self._going_on(numbers))
+        if errors:
+            return [errors.get(name, next(iter(errors.values()))) for name in runs]
+        errors.update(self._claim(numbers, target, by))
+        return [errors.get(name) for name in runs]
+
+    def _going_on(self, numbers: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], FanfoldError]:
+        """Return errors for runs that are written again since the caller looked: a resumed job may send to another gateway."""
+        found = {name: FleetRun(self.database, Path("/nowhere"), RunName(run, *name)) for name, run in numbers.items()}
+        read(list(found.values()))
+        errors = {}
+        for name, run in found.items():
+            try:
+                if run.journals:
+                    check_idle(run, ("running", "lost"), "moved")
+            except FanfoldError as error:
+                errors[name] = error
+        return errors
+
+    def _claim(self, numbers: Mapping[tuple[str, str], int], target: str, by: str) -> dict[tuple[str, str], FanfoldError]:
+        """Claim the names that runs get in another project; return errors for those that do not get theirs."""
+        there = {name: run_number(target, name[1]) for name in numbers}
+        self.database.insert(
+            "moved", {**_with_names(numbers, target), "name": u64(list(there.values())), "who": [by or "?"] * len(there)}
+        )
         time.sleep(2 * GRACE_SECONDS)
-        if owners(self.database, [there]).get(there) != number:
-            raise _taken_by("has", target, run)
+        first = owners(self.database, list(there.values()))
         self.names.renew(now=True)
-        if self.names.is_deleted(number):
-            raise Gone(project, run)
-        self.database.insert("runs", name)  # for those who query this table
+        errors: dict[tuple[str, str], FanfoldError] = {}
+        for name, number in numbers.items():
+            if first.get(there[name]) != number:
+                errors[name] = _taken_by("has", target, name[1])
+            elif self.names.is_deleted(number):
+                errors[name] = Gone(*name)
+        moved = {name: number for name, number in numbers.items() if name not in errors}
+        if moved:
+            self.database.insert("runs", _with_names(moved, target))  # for those who query this table
+        return errors
 
     # Blobs
 
@@ -576,6 +609,10 @@ class ClickHouseIntake:
         if number == run_number(project, run) and self.names.begin([(project, run)]):
             raise _just_moved()
         return keep(self.database, number, name, offset=offset, total=total, data=data, limit=self.max_blob)
+
+
+def _with_names(numbers: Mapping[tuple[str, str], int], project: str) -> dict[str, Any]:
+    return {"run": u64(list(numbers.values())), "project": [project] * len(numbers), "id": [id for _, id in numbers]}
 
 
 def _just_moved() -> DatabaseUnavailable:
