@@ -151,6 +151,7 @@ class ClickHouseIntake:
         self.names = Names(database)
         self._lock = threading.Lock()
         self._memory = threading.RLock()  # of journals: one batch is stored while another is decoded
+        self._moving = threading.Lock()
         self._queue: queue.Queue[Request | None] = queue.Queue(MOST_WAITING)
         self._boot = secrets.token_hex(4)
         self._batches = 0
@@ -529,6 +530,7 @@ class ClickHouseIntake:
     def _movable(self, project: str, run: str, target: str) -> int:
         self.names.renew(now=True)
         number, there = self._check(project, run), self.names.owner(checked_name("project", target), run)
+        self._check_stays(project, run)
         if there != number:
             if self.deleted(target, run):
                 raise _taken_by("had", target, run)
@@ -549,6 +551,24 @@ class ClickHouseIntake:
 
         Each gets a row that claims its name there and stays: if another run was first, it is void.
         """
+        with self._moving:
+            numbers, errors = self._checked_moves(runs, target)
+            if errors:
+                return [errors.get(name, next(iter(errors.values()))) for name in runs]
+            there = {name: run_number(target, name[1]) for name in numbers}
+            claims = {**_with_names(numbers, target), "name": u64(list(there.values())), "who": [by or "?"] * len(there)}
+            self.database.insert("moved", claims)
+        time.sleep(2 * GRACE_SECONDS)
+        errors = self._void(numbers, there, target)
+        moved = {name: number for name, number in numbers.items() if name not in errors}
+        if moved:
+            self.database.insert("runs", _with_names(moved, target))  # for those who query this table
+        return [errors.get(name) for name in runs]
+
+    def _checked_moves(
+        self, runs: Sequence[tuple[str, str]], target: str
+    ) -> tuple[dict[tuple[str, str], int], dict[tuple[str, str], FanfoldError]]:
+        """Return the numbers of runs, and errors for those that cannot be moved."""
         errors: dict[tuple[str, str], FanfoldError] = {}
         numbers: dict[tuple[str, str], int] = {}
         for name in runs:
@@ -556,11 +576,7 @@ class ClickHouseIntake:
                 numbers[name] = self._movable(*name, target)
             except FanfoldError as error:
                 errors[name] = error
-        errors.update(self._going_on(numbers))
-        if errors:
-            return [errors.get(name, next(iter(errors.values()))) for name in runs]
-        errors.update(self._claim(numbers, target, by))
-        return [errors.get(name) for name in runs]
+        return numbers, errors | self._going_on(numbers)
 
     def _going_on(self, numbers: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], FanfoldError]:
         """Return errors for runs that are written again since the caller looked: a resumed job may send to another gateway."""
@@ -575,13 +591,10 @@ class ClickHouseIntake:
                 errors[name] = error
         return errors
 
-    def _claim(self, numbers: Mapping[tuple[str, str], int], target: str, by: str) -> dict[tuple[str, str], FanfoldError]:
-        """Claim the names that runs get in another project; return errors for those that do not get theirs."""
-        there = {name: run_number(target, name[1]) for name in numbers}
-        self.database.insert(
-            "moved", {**_with_names(numbers, target), "name": u64(list(there.values())), "who": [by or "?"] * len(there)}
-        )
-        time.sleep(2 * GRACE_SECONDS)
+    def _void(
+        self, numbers: Mapping[tuple[str, str], int], there: Mapping[tuple[str, str], int], target: str
+    ) -> dict[tuple[str, str], FanfoldError]:
+        """Return errors for runs that do not get the names they claimed, or were deleted meanwhile."""
         first = owners(self.database, list(there.values()))
         self.names.renew(now=True)
         errors: dict[tuple[str, str], FanfoldError] = {}
@@ -590,9 +603,6 @@ class ClickHouseIntake:
                 errors[name] = _taken_by("has", target, name[1])
             elif self.names.is_deleted(number):
                 errors[name] = Gone(*name)
-        moved = {name: number for name, number in numbers.items() if name not in errors}
-        if moved:
-            self.database.insert("runs", _with_names(moved, target))  # for those who query this table
         return errors
 
     # Blobs
