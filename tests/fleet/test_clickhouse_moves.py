@@ -453,6 +453,17 @@ def test_a_run_that_goes_on_after_the_callers_look_is_not_moved(tmp_path, fleet,
     assert names(fleet.store()) == [("llm", "a"), ("llm", "r1")]
 
 
+def test_of_runs_that_move_together_one_may_find_its_name_taken(tmp_path, fleet, other, monkeypatch):
+    for id in ("a", "r1"):
+        fleet.intake.append("llm", *pieces_of(write_run(tmp_path / id, id=id), run=id))
+    (another,) = pieces_of(write_run(tmp_path / "another", rows=10, project="base"))
+    at_insert(monkeypatch, fleet.intake, "moved", before=lambda: other.append("base", another))
+    changes = ChangeTargets(fleet.intake, AuditFile(tmp_path / "audit"), allow_delete=True).by(Anybody("ann"), "here")
+    with pytest.raises(FanfoldError, match=r"base has another run r1 already. It was not moved.* 1 other run went to base"):
+        changes.move([fleet.store().run("llm", id) for id in ("a", "r1")], "base")
+    assert names(fleet.store()) == [("base", "a"), ("base", "r1"), ("llm", "r1")]
+
+
 def test_of_a_move_and_a_deletion_at_once_one_is_refused(tmp_path, fleet, other, monkeypatch):
     (whole,) = pieces_of(write_run(tmp_path / "node"))
     fleet.intake.append("llm", whole)

@@ -525,10 +525,10 @@ class ClickHouseIntake:
 
     def movable(self, project: str, run: str, target: str) -> None:
         """Raise if a run cannot be moved: it is not here any more, or the other project has or had another run of its id."""
+        self.names.renew(now=True)
         self._movable(project, run, target)
 
     def _movable(self, project: str, run: str, target: str) -> int:
-        self.names.renew(now=True)
         number, there = self._check(project, run), self.names.owner(checked_name("project", target), run)
         self._check_stays(project, run)
         if there != number:
@@ -571,6 +571,7 @@ class ClickHouseIntake:
         """Return the numbers of runs, and errors for those that cannot be moved."""
         errors: dict[tuple[str, str], FanfoldError] = {}
         numbers: dict[tuple[str, str], int] = {}
+        self.names.renew(now=True)
         for name in runs:
             try:
                 numbers[name] = self._movable(*name, target)
