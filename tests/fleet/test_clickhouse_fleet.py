@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 import urllib.request
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from clickhouse_tools import Fleet
 from fanfold.cli import main
 from fanfold.clickhouse.cells import UNIT, Roller, left, reached, roll
 from fanfold.clickhouse.decode import run_number
+from fanfold.clickhouse.names import GRACE_SECONDS
 from fanfold.clickhouse.rebuild import DERIVED, rebuild
 from fanfold.clickhouse.schema import HAS_STEP, POINT_CELL
 from fanfold.fleet.wire import Conflict, Gone, Piece, Rejected
@@ -145,6 +147,21 @@ def test_a_line_to_clickhouse_that_breaks_changes_nothing(tmp_path, nodes, ends)
     server.stop()
 
 
+def one_name_for_two(fleet, folder):
+    """Claims of runs on different shards on one name: the first one counts on all of them."""
+    id = next(id for id in (f"r{n}" for n in range(8)) if run_number("llm", id) % 3 != run_number("audio", id) % 3)
+    (whole,) = pieces_of(write_run(folder, id=id, rows=20, project="audio"), run=id)
+    fleet.intake.append("audio", whole)
+    fleet.intake.move("llm", id, "base", "ann")
+    late = {name: np.array([run_number(project, id)], np.uint64) for name, project in (("run", "audio"), ("name", "base"))}
+    fleet.database.insert("moved", {**late, "project": ["base"], "id": [id], "who": ["bob"]})
+    time.sleep(3 * GRACE_SECONDS)
+    names = {(run.project, run.id) for run in fleet.store().runs()}
+    assert {("base", id), ("audio", id)} <= names and ("llm", id) not in names
+    assert len(fleet.store().run("base", id).series("loss")) == len(fleet.store().run("audio", id).series("loss")) == 20
+    fleet.intake.move("base", id, "llm", "ann")
+
+
 def test_three_shards_one_of_them_lost_and_back(tmp_path, nodes, ends):
     servers = clickhouse_server.cluster(tmp_path / "shards")
     for server in servers:
@@ -161,6 +178,7 @@ def test_three_shards_one_of_them_lost_and_back(tmp_path, nodes, ends):
     parts = [server.client("own").query("SELECT uniqExact(run) FROM points_local").result_rows[0][0] for server in servers]
     assert sum(parts) == 8
     assert sum(part > 0 for part in parts) >= 2  # runs are spread
+    one_name_for_two(fleet, tmp_path / "audio")
     jobs = [train(node, rank, 2000, pace=0.001) for rank, node in enumerate(nodes)]
     assert until(lambda: whole(fleet, 200))
     servers[1].kill()

@@ -202,7 +202,7 @@ def test_a_move_that_fails_after_others_says_which_moved(tmp_path):
     for id in ("a", "b"):
         sent(intake, tmp_path / "node", id)
     runs = [LocalStore(tmp_path / "store").run("llm", id) for id in ("a", "b")]
-    with pytest.raises(SettingError, match=r"It was not moved.* The 1 run before it went to base"):
+    with pytest.raises(SettingError, match=r"It was not moved.* 1 other run went to base"):
         changes(intake, tmp_path).move(runs, "base")
 
 

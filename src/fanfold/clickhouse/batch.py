@@ -9,7 +9,7 @@ from typing import Any
 
 from ..fleet.wire import Piece
 from ..journal.format import Kind, Shape
-from .decode import PointBlock, Scanned, learn, series_number
+from .decode import PointBlock, Scanned, learn, run_number, series_number
 from .profile import Profile, add_profile
 
 
@@ -33,6 +33,11 @@ class InsertJob:
         self.at = (self.run, self.journal)
         self.start = self.piece.offset
         self.end = self.start + self.piece.gap + len(self.piece.data)
+
+    @property
+    def begins(self) -> bool:
+        """Return whether it begins a journal under the name that its run has its number from."""
+        return self.start == 0 and self.run == run_number(self.project, self.piece.run)
 
 
 def u64(values: Sequence[int]) -> Any:
@@ -61,7 +66,7 @@ def tables_of(jobs: Sequence[InsertJob]) -> dict[str, dict[str, Any]]:
             "data": [job.piece.data for job in jobs],
         }
     }
-    new = [job for job in jobs if job.start == 0]
+    new = [job for job in jobs if job.begins]
     if new:
         tables["runs"] = {"run": u64([job.run for job in new]), "project": [job.project for job in new],
                           "id": [job.piece.run for job in new]}  # fmt: skip

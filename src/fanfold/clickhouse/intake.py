@@ -18,6 +18,7 @@ from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import FanfoldError, RunError, outcome
@@ -25,18 +26,20 @@ from ..fleet.intake import Result, check_gap, check_header
 from ..fleet.wire import MAX_GAP, Conflict, Gone, Piece, Rejected, checked_journal, checked_name
 from ..journal.format import Kind, Shape, seed_of
 from ..journal.requests import JobRequest
+from ..store.changes import check_idle
 from . import schema
 from .batch import InsertJob, tables_of, token_of, u64
 from .cells import Roller
 from .database import Database, DatabaseUnavailable
 from .decode import MOST_FRAMES, MOST_POINTS, Scanned, learn, run_number, scan
 from .gateway_tables import RequestTable
-from .names import FRESH_SECONDS, Names, look_up
+from .names import FRESH_SECONDS, GRACE_SECONDS, MADE, Names, RunName, look_up, owners
 from .profile import MOST_ROWS, profile_of
+from .run import FleetRun, read
 
+# Runs that began before they claimed their names.
 _BEGUN = (
-    "SELECT (SELECT count() FROM commits WHERE run = {run:UInt64}) + (SELECT count() FROM runs WHERE run = {run:UInt64} "
-    "AND at > now64() - 60) AS n"
+    "SELECT (SELECT count() FROM commits WHERE run = {run:UInt64}) + (SELECT count() FROM blobs WHERE run = {run:UInt64}) AS n"
 )
 GATHER_SECONDS = 0.25  # how long a batch is collected: ClickHouse works best with few large inserts
 STEP_SECONDS = 0.05  # while one batch is stored, what arrives is added to the next one that often
@@ -424,11 +427,11 @@ class ClickHouseIntake:
             request.fail(error) if error is not None else request.tell()
 
     def _store(self, batch: Batch) -> None:
-        """Write a batch: bytes, content, commit. What another gateway has stored meanwhile is left out."""
-        elsewhere = self._elsewhere([job for _, _, job in batch.jobs.values()])
-        for at, moved in elsewhere.items():
-            request, place, _ = batch.jobs.pop(at)
-            request.results[place] = moved
+        """Write a batch: bytes, content, commit. What another gateway has stored, or whose name another run has, is left out."""
+        for left_out in (self._elsewhere, self._taken):
+            for at, error in left_out([job for _, _, job in batch.jobs.values()]).items():
+                request, place, _ = batch.jobs.pop(at)
+                request.results[place] = error
         self._write([job for _, _, job in batch.jobs.values()])
 
     def _elsewhere(self, jobs: Sequence[InsertJob]) -> dict[tuple[int, int], Conflict]:
@@ -438,6 +441,11 @@ class ClickHouseIntake:
         for at in moved:
             self._forget(at)
         return {at: Conflict(ends.get(at, 0)) for at in moved}
+
+    def _taken(self, jobs: Sequence[InsertJob]) -> dict[tuple[int, int], DatabaseUnavailable]:
+        """Claim the names of runs that begin here; return errors for the jobs of those that belong to other runs already."""
+        taken = self.names.begin({(job.project, job.piece.run) for job in jobs if job.begins})
+        return {job.at: _just_moved() for job in jobs if taken and job.begins and (job.project, job.piece.run) in taken}
 
     def _write(self, jobs: list[InsertJob]) -> None:
         import numpy as np
@@ -450,7 +458,6 @@ class ClickHouseIntake:
         for name in ("pieces", "runs", "keys", "frames", "points", "ops", "usage"):
             if name in tables:
                 self._insert(name, tables[name], token)
-        self._check_new(jobs)
         ends = {
             **{name: tables["pieces"][name] for name in ("run", "journal", "end")},
             "rank": np.array([job.rank for job in jobs], np.uint32),
@@ -459,17 +466,6 @@ class ClickHouseIntake:
         self._insert("commits", ends, token)
         self._advance(jobs)
         self._roller.stored([(job.at, job.start, job.end, _is_last(job)) for job in jobs])
-
-    def _check_new(self, jobs: list[InsertJob]) -> None:
-        """Raise, before anything is committed, if another gateway moved a run to the name of one that begins here.
-
-        One of the two sees the other: it asks what was begun after it has written the move, and we ask for moves after we began.
-        """
-        new = {(job.project, job.piece.run): job.run for job in jobs if job.start == 0}
-        for name, found in look_up(self.database, list(new)).items():
-            if found.run != new[name]:
-                self.names.renew(now=True)
-                raise DatabaseUnavailable("another run was just moved to this name")
 
     def _insert(self, table: str, columns: dict[str, Any], token: str) -> None:
         self.inserts += 1
@@ -504,44 +500,111 @@ class ClickHouseIntake:
         return isinstance(outcome(lambda: self.names.number(project, run))[1], Gone)
 
     def delete(self, project: str, run: str, by: str) -> None:
-        """Delete a run and remember its id forever. Other gateways notice within seconds, so its rows are deleted twice."""
+        """Delete a run and remember its id forever. Other gateways notice within seconds, so its rows are deleted twice.
+
+        If it is moved at the same time, whoever looks last refuses: we look for moves after our mark, and a move looks for it.
+        """
         self.names.renew(now=True)  # another gateway may have just moved a run here
         number = self.names.current(project, run)
+        self._check_stays(project, run)
         mark: dict[str, Any] = {"run": u64([number]), "project": [project], "id": [run], "who": [by]}
         self.database.insert("deleted", mark)
+        try:
+            self._check_stays(project, run)
+        except Gone:  # who may delete it here may not do so there
+            schema.delete(self.database, "deleted", number, project=project, who=by)
+            raise
         self.names.add_deleted(number)
         sweep(self.database, number)
         threading.Timer(2 * FRESH_SECONDS + self.gather, _again, (self.database, number)).start()
 
+    def _check_stays(self, project: str, run: str) -> None:
+        """Raise Gone if a run was moved, or is about to be."""
+        if look_up(self.database, [(project, run)], moves=MADE)[project, run][1:] != (project, run):
+            raise Gone(project, run)
+
     def movable(self, project: str, run: str, target: str) -> None:
         """Raise if a run cannot be moved: it is not here any more, or the other project has or had another run of its id."""
-        self._target(project, run, target)
-
-    def _target(self, project: str, run: str, target: str) -> int:
         self.names.renew(now=True)
-        number, there = self._check(project, run), self.names.owner(checked_name("project", target), run)
-        if there != number:
-            had = "had" if self.names.is_deleted(there) or there != run_number(target, run) else "has"
-            if had == "had" or self._begun(there):
-                raise RunError(f"project {target} {had} another run {run} already. Nothing was moved. Choose another project.")
-        return number
+        self._movable(project, run, target)
 
-    def _begun(self, run: int) -> bool:
-        """Return whether there is anything of a run, or another gateway is about to store the first of it."""
-        return bool(self.database.one(_BEGUN, run=run)["n"])
+    def _movable(self, project: str, run: str, target: str) -> int:
+        number, there = self._check(project, run), self.names.owner(checked_name("project", target), run)
+        self._check_stays(project, run)
+        if there != number:
+            if self.deleted(target, run):
+                raise _taken_by("had", target, run)
+            if there != run_number(target, run) or owners(self.database, [there]).get(there, number) != number:
+                raise _taken_by("has", target, run)
+            if self.database.one(_BEGUN, run=there)["n"]:
+                raise _taken_by("has", target, run)
+        return number
 
     def move(self, project: str, run: str, target: str, by: str) -> None:
         """Give a run another project. If two gateways do at once, the later one counts."""
+        (error,) = self.move_all([(project, run)], target, by)
+        if error is not None:
+            raise error
+
+    def move_all(self, runs: Sequence[tuple[str, str]], target: str, by: str) -> list[FanfoldError | None]:
+        """Move runs with one wait for all; return for each why it was not moved. If one of them cannot go, none does.
+
+        Each gets a row that claims its name there and stays: if another run was first, it is void.
+        """
         with self._moving:
-            number = self._target(project, run, target)
-            there = run_number(target, run)
-            name = {"run": u64([number]), "project": [target], "id": [run]}
-            self.database.insert("moved", {**name, "name": u64([there]), "who": [by]})
-            if there != number and self._begun(there):  # by another gateway, since we asked
-                schema.delete(self.database, "moved", number, project=target)
-                raise RunError(f"project {target} has another run {run} already. Nothing was moved. Choose another project.")
-            self.database.insert("runs", name)  # for those who query this table
-            self.names.renew(now=True)
+            numbers, errors = self._checked_moves(runs, target)
+            if errors:
+                return [errors.get(name, next(iter(errors.values()))) for name in runs]
+            there = {name: run_number(target, name[1]) for name in numbers}
+            claims = {**_with_names(numbers, target), "name": u64(list(there.values())), "who": [by or "?"] * len(there)}
+            self.database.insert("moved", claims)
+        time.sleep(2 * GRACE_SECONDS)
+        errors = self._void(numbers, there, target)
+        moved = {name: number for name, number in numbers.items() if name not in errors}
+        if moved:
+            self.database.insert("runs", _with_names(moved, target))  # for those who query this table
+        return [errors.get(name) for name in runs]
+
+    def _checked_moves(
+        self, runs: Sequence[tuple[str, str]], target: str
+    ) -> tuple[dict[tuple[str, str], int], dict[tuple[str, str], FanfoldError]]:
+        """Return the numbers of runs, and errors for those that cannot be moved."""
+        errors: dict[tuple[str, str], FanfoldError] = {}
+        numbers: dict[tuple[str, str], int] = {}
+        self.names.renew(now=True)
+        for name in runs:
+            try:
+                numbers[name] = self._movable(*name, target)
+            except FanfoldError as error:
+                errors[name] = error
+        return numbers, errors | self._going_on(numbers)
+
+    def _going_on(self, numbers: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], FanfoldError]:
+        """Return errors for runs that are written again since the caller looked: a resumed job may send to another gateway."""
+        found = {name: FleetRun(self.database, Path("/nowhere"), RunName(run, *name)) for name, run in numbers.items()}
+        read(list(found.values()))
+        errors = {}
+        for name, run in found.items():
+            try:
+                if run.journals:
+                    check_idle(run, ("running", "lost"), "moved")
+            except FanfoldError as error:
+                errors[name] = error
+        return errors
+
+    def _void(
+        self, numbers: Mapping[tuple[str, str], int], there: Mapping[tuple[str, str], int], target: str
+    ) -> dict[tuple[str, str], FanfoldError]:
+        """Return errors for runs that do not get the names they claimed, or were deleted meanwhile."""
+        first = owners(self.database, list(there.values()))
+        self.names.renew(now=True)
+        errors: dict[tuple[str, str], FanfoldError] = {}
+        for name, number in numbers.items():
+            if first.get(there[name]) != number:
+                errors[name] = _taken_by("has", target, name[1])
+            elif self.names.is_deleted(number):
+                errors[name] = Gone(*name)
+        return errors
 
     # Blobs
 
@@ -553,7 +616,22 @@ class ClickHouseIntake:
     def blob(self, project: str, run: str, name: str, *, offset: int, total: int, data: bytes) -> int:
         from .blobs import keep
 
-        return keep(self.database, self._check(project, run), name, offset=offset, total=total, data=data, limit=self.max_blob)
+        number = self._check(project, run)
+        if number == run_number(project, run) and self.names.begin([(project, run)]):
+            raise _just_moved()
+        return keep(self.database, number, name, offset=offset, total=total, data=data, limit=self.max_blob)
+
+
+def _with_names(numbers: Mapping[tuple[str, str], int], project: str) -> dict[str, Any]:
+    return {"run": u64(list(numbers.values())), "project": [project] * len(numbers), "id": [id for _, id in numbers]}
+
+
+def _just_moved() -> DatabaseUnavailable:
+    return DatabaseUnavailable("another run was just moved to this name")
+
+
+def _taken_by(has: str, project: str, run: str) -> RunError:
+    return RunError(f"project {project} {has} another run {run} already. Nothing was moved. Choose another project.")
 
 
 def _is_last(job: InsertJob) -> bool:

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -22,6 +22,14 @@ from .tokens import READ, WRITE
 from .wire import Gone, Piece, Rejected
 
 logger = logging.getLogger("fanfold.gateway")
+
+
+@runtime_checkable
+class MovesTogether(Protocol):
+    """An intake that moves many runs in the time that one takes: each move has to wait."""
+
+    def move_all(self, runs: Sequence[tuple[str, str]], target: str, by: str) -> Sequence[FanfoldError | None]:
+        """Move runs, named by project and id; return for each why it was not moved."""
 
 
 @dataclass(frozen=True)
@@ -94,14 +102,32 @@ class CallerChanges:
             for run in away[:1]:  # of each request: a caller without the right must not fill the disk
                 self._note(MOVE_REFUSED, run, {"error": str(error), "to": project, "runs": len(away)})
             raise
-        for moved, run in enumerate(away):
-            try:
-                self._record(MOVE, run, {"name": run.name, "to": project})
-                self.place.intake.move(run.project, run.id, project, self.holder.label)
-            except (FanfoldError, OSError) as error:
-                self._note(MOVE_FAILED, run, {"error": str(error), "to": project})
-                raise _not_moved(run, project, error, moved) from error
+        together = isinstance(self.place.intake, MovesTogether)
+        moved = 0
+        for group in [away] if together and away else [[run] for run in away]:
+            failed = self._move(group, project)
+            moved += len(group) - len(failed)
+            for run, why in failed:
+                self._note(MOVE_FAILED, run, {"error": str(why), "to": project})
+            if failed:
+                raise _not_moved(*failed[0], project, moved) from failed[0][1]
         return len(away)
+
+    def _move(self, runs: Sequence[StoredRun], project: str) -> list[tuple[StoredRun, FanfoldError | OSError]]:
+        """Record that runs move, and move them; return those that did not, and why."""
+        intake = self.place.intake
+        errors: Sequence[FanfoldError | OSError | None]
+        try:
+            for run in runs:
+                self._record(MOVE, run, {"name": run.name, "to": project})
+            if isinstance(intake, MovesTogether):
+                errors = intake.move_all([(run.project, run.id) for run in runs], project, self.holder.label)
+            else:
+                intake.move(runs[0].project, runs[0].id, project, self.holder.label)
+                errors = [None]
+        except (FanfoldError, OSError) as error:
+            errors = [error] * len(runs)
+        return [(run, error) for run, error in zip(runs, errors, strict=True) if error is not None]
 
     def _check_move(self, runs: Sequence[StoredRun], project: str) -> None:
         """Raise unless all of these runs can go there: whatever can be refused is, before the first is moved."""
@@ -172,13 +198,13 @@ def check(holder: Holder, scope: str, project: str) -> None:
         raise Forbidden(f"you may not {what} project {project[:100]!r}. Nothing was done. Ask whoever runs this gateway.")
 
 
-def _not_moved(run: StoredRun, project: str, error: FanfoldError | OSError, moved: int) -> FanfoldError:
-    """Return the error for a move that failed after its checks; `moved` runs are in their new project."""
+def _not_moved(run: StoredRun, error: FanfoldError | OSError, project: str, moved: int) -> FanfoldError:
+    """Return the error for a move that failed after its checks; `moved` others are in their new project."""
     if isinstance(error, FanfoldError):
         why = re.sub("Nothing was (moved|changed)", "It was not moved", str(error)) if moved else str(error)
     else:
         why = f"run {run.id} could not be moved: {error}. It is whole, in {run.project} or in {project}. Try again."
-    others = f" The {moved} run{'' if moved == 1 else 's'} before it went to {project}." if moved else ""
+    others = f" {moved} other run{'' if moved == 1 else 's'} went to {project}." if moved else ""
     return SettingError(why + others)
 
 
