@@ -1193,7 +1193,8 @@ def test_a_spooled_journal_is_mirrored_byte_for_byte(runs_dir, spool_dir):
         here = run._writer.sheet.path
         there = run.path / "journal" / here.name
         print(here)
-        assert here.read_bytes() == there.read_bytes() and there.stat().st_size > 10_000
+        mirrored = there.read_bytes()  # what other threads write meanwhile comes later
+        assert here.read_bytes().startswith(mirrored) and len(mirrored) > 10_000
         assert fanfold.open(run.path).status == "running"
         for step in range(500, 700):
             run.log({"loss": step / 2}, step=step)

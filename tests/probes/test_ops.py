@@ -635,7 +635,7 @@ def test_callbacks_come_and_go_under_load_and_forks(runs_dir, tmp_path):
 
 
 FALLBACK = """
-import torch
+import time, torch
 from fanfold.probes.native import library
 {break_it}
 run = begin({{"every": 1, "inputs": {inputs}}})

@@ -495,7 +495,7 @@ def test_a_call_waits_for_its_late_part_and_holds_back_those_after_it(runs_dir, 
     run._writer.row({"a": 1.0}, "d", time_ns=5, step=0, layout=Layout.PENDING, call=(1, 1))
     run.log({"a": 2.0}, step=1)
     assert handed(feed) == []
-    run._writer.rows([(("late",), "d", 5, 0, (1,), (0.5,))], layout=Layout.LATE)
+    run._writer.rows([(Layout.LATE, ("late",), "d", 5, 0, (1,), (0.5,))])
     assert handed(feed) == [(0, {"a": 1.0, "late": 0.5}), (1, {"a": 2.0})]
     run.finish()
 
@@ -507,7 +507,7 @@ def test_a_late_part_that_does_not_come_in_time_goes_out_alone(runs_dir, monkeyp
     assert handed(feed) == []
     clock.now = 10.5
     assert handed(feed) == [(0, {"a": 1.0})]
-    run._writer.rows([(("late",), "d", 5, 0, (1,), (0.5,))], layout=Layout.LATE)
+    run._writer.rows([(Layout.LATE, ("late",), "d", 5, 0, (1,), (0.5,))])
     assert handed(feed) == [(0, {"late": 0.5})]
     run.finish()
     assert handed(feed) == []
@@ -619,7 +619,7 @@ def test_a_rank_awaiting_a_device_value_has_not_passed_its_step(runs_dir, monkey
     for run in ranks:
         run.log({"loss": 9.0}, step=1)
     assert handed(feed) == []
-    ranks[1]._writer.rows([(("loss",), "d", 5, 0, (1,), (3.0,))], layout=Layout.LATE)
+    ranks[1]._writer.rows([(Layout.LATE, ("loss",), "d", 5, 0, (1,), (3.0,))])
     assert handed(feed) == [(0, {"loss": 2.0})]
     for run in ranks:
         run.finish()
